@@ -224,7 +224,7 @@ class _HeadTraining:
             else:
                 guesses = training_batch.unrolled(self.head, depths)
             known = training_batch.weight[:, : training_batch.places] > 0
-            found = distance(self.head, guesses, training_batch, self.recipe.decay, self.recipe.loss)
+            found = distance(self.head, guesses, training_batch, self.recipe.decay, self.recipe.loss, sure=True)
             return found + self.head.regret(guesses, training_batch.states, known)
 
     def validate(self) -> dict[str, float]:

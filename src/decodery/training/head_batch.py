@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decodery.core.topk import topk
 from decodery.models.hooks import Tap
@@ -117,11 +118,19 @@ def _end(each: FeatureRows, most: int) -> FeatureRows:
 
 
 def distance(
-    head: BoundHead, guesses: list[Guess], training_batch: Taught, decay: float, loss: str = "kl"
+    head: BoundHead,
+    guesses: list[Guess],
+    training_batch: Taught,
+    decay: float,
+    loss: str = "kl",
+    *,
+    sure: bool = False,
 ) -> torch.Tensor:
     """The mean distance of guesses from the target's distributions, steps weighted by `decay`.
 
     Args:
+        sure: Whether what the head expects to be accepted is taught besides, by cross-entropy with the overlap of both
+            distributions, which is how often a drawn token is accepted. The guesses themselves do not change by it.
         loss: "kl", cross-entropy in nats; or "lk_hybrid", lambda KL + (1 - lambda) TV with lambda = exp(-3 alpha),
             where alpha is the overlap of both distributions at a step and TV = 1 - alpha.
     """
@@ -131,13 +140,16 @@ def distance(
         logits = head.project(guess.spoken[rows], step)
         logq = logits.gather(1, likely) - logits.logsumexp(dim=-1, keepdim=True)
         each = -(share * logq).sum(dim=-1)
+        # Of a padded list of likely tokens only those that have a share count.
+        overlap = torch.minimum(share, logq.exp()).sum(dim=-1)
         if loss == "lk_hybrid":
-            # Of a padded list of likely tokens only those that have a share count.
-            overlap = torch.minimum(share, logq.exp()).sum(dim=-1)
             mean = (overlap * weight).sum() / weight.sum().clamp(min=1e-9)
             mixed = torch.exp(-_LK_RATE * mean.detach())
             entropy = -(share * share.clamp(min=1e-9).log()).sum(dim=-1)
             each = mixed * (each - entropy) + (1 - mixed) * (1 - overlap)
+        if sure and (expected := head.acceptance(guess.spoken[rows].detach())) is not None:
+            accepted = overlap.detach().to(expected).clamp(max=1.0)
+            each = each + binary_cross_entropy_with_logits(expected, accepted, reduction="none")
         total = total + decay**step * (each * weight).sum() / weight.sum().clamp(min=1e-9)
         weights += decay**step
     return total / weights

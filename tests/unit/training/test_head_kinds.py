@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from covering import some
 from decodery.core.errors import SettingsError
@@ -71,6 +72,49 @@ def test_a_head_learns(kind: str, target: LoadedModel, corpus: Corpus, tmp_path:
         training_run.loss(step).backward()
         optimizer.step()
     assert judged(head, held_out, RECIPE.decay)["cross_entropy"] < before - 0.03
+
+
+def test_dspark_learns_which_of_its_drafts_are_accepted(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
+    """Better than the best constant is, and than what is said of other places; the guesses stay as they were."""
+    kind, model = head_kind("dspark"), target.model
+    tensors, settings = kind.untrained(model, 0)
+    # After every other token guesses are sharp and wrong.
+    tensors["markov_in.weight"][:, 0] = torch.arange(model.vocab_size) % 2
+    tensors["markov_out.weight"][:, 0] = 8 * torch.randn(model.vocab_size, generator=torch.Generator().manual_seed(1))
+    head = kind(TrainedHead("dspark", tensors, settings), model)
+    learned, held = corpus.split()
+    features = FeatureStore(model, corpus, head.taps, tmp_path, 8, silent)
+    training_run = _HeadTraining(head, _StoredTexts(features, learned, held), None, RECIPE, 60)
+    batch = training_run._training_batch([features[number] for number in learned[:32]])
+    own = [each for name, each in training_run.parameters.items() if name.startswith("confidence.")]
+    with torch.no_grad():
+        guesses = batch.unrolled(head, 2)
+        plain = distance(head, guesses, batch, 1.0)
+    optimizer = torch.optim.Adam(own, lr=0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        distance(head, guesses, batch, 1.0, sure=True).backward(inputs=own)
+        optimizer.step()
+    said, accepted = [], []
+    with torch.no_grad():
+        assert torch.equal(distance(head, guesses, batch, 1.0), plain)
+        for step, guess in enumerate(guesses):
+            likely, share, weight = batch.at(step)
+            rows = weight > 0
+            logq = head.project(guess.spoken[rows]).log_softmax(dim=-1).gather(1, likely[rows])
+            accepted.append(torch.minimum(share[rows], logq.exp()).sum(dim=-1))
+            found = head.acceptance(guess.spoken[rows])
+            assert found is not None
+            said.append(found)
+    means, rates = torch.cat(said), torch.cat(accepted)
+    constant = rates.mean().logit().expand_as(rates)
+    learnt, best, mixed = (
+        float(binary_cross_entropy_with_logits(each, rates)) for each in (means, constant, means.roll(7))
+    )
+    assert learnt < min(best, mixed) - 0.02, (learnt, best, mixed)
+    # Where the bias is made of more than the token before, the row alone tells.
+    shapes = [kind.untrained(model, 0, markov=each)[0]["confidence.weight"].shape[1] for each in ("vanilla", "gated")]  # type: ignore[call-arg]
+    assert shapes[0] > shapes[1] == model.config.hidden_size
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "eagle-3"])

@@ -84,6 +84,10 @@ class DSparkHead(DFlashHead):
             tensors["markov_gate.weight"] = drawn(rank, hidden + rank)
         elif markov == "rnn":
             tensors["markov_step.weight"] = drawn(3 * rank, hidden + 2 * rank)
+        # It begins with one half for all. What the plain bias is made of is the token before, as the layout has it.
+        width = hidden + rank if markov == _VARIANTS[0] else hidden
+        tensors[_CONFIDENCE] = torch.zeros(1, width, dtype=torch.float32, device="cpu").to(like)
+        tensors["confidence.bias"] = torch.zeros(1, dtype=torch.float32, device="cpu").to(like)
         return tensors, settings | {"from_anchor": True, "heads": block, "markov": markov, "primed": False}
 
     def roots(self, memories: Ordered[BlockMemory], anchors: torch.Tensor) -> torch.Tensor:
@@ -144,6 +148,15 @@ class DSparkHead(DFlashHead):
             spoken = torch.cat((own, made), dim=1).view(b, m, -1)
             guesses.append(Guess(spoken, spoken))
         return guesses
+
+    def acceptance(self, spoken: torch.Tensor) -> torch.Tensor | None:
+        if _CONFIDENCE not in self.parts:
+            return None
+        width = self.parts.inputs("confidence")
+        if width > self.shape.hidden and self.variant != _VARIANTS[0]:
+            # It reads the token before, of which `spoken` holds what the bias makes of it.
+            return None
+        return self.parts.linear("confidence")(spoken[:, :width])[:, 0]
 
     def confidence(self, memory: BlockMemory, tree: DraftTree) -> np.ndarray:
         """The predicted probability [nodes] that a node of a tree is accepted with all above it.
@@ -214,8 +227,8 @@ class DSpark(HeadDrafter):
             raise SettingsError(f"dspark needs min_confidence from 0 to below 1, or None, not {least}")
         if least != 0 and self.trained is not None and _CONFIDENCE not in self.trained.tensors:
             raise SettingsError(
-                f"dspark with min_confidence={least} needs a head with a confidence head, and this one has none, as "
-                "all that are trained here: leave min_confidence out, or give a published head that has one"
+                f"dspark with min_confidence={least} needs a head with a confidence head, and this one has none: leave "
+                "min_confidence out, or train the head again"
             )
 
     @property

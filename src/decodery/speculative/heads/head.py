@@ -273,6 +273,14 @@ class BoundHead(ABC):
         """
         return torch.zeros((), dtype=torch.float32, device="cpu")
 
+    def acceptance(self, spoken: torch.Tensor) -> torch.Tensor | None:
+        """How sure the head is of its guesses [n], as logits, for training; None where it has no part for that.
+
+        Args:
+            spoken: [n, width], what `project` takes.
+        """
+        return None
+
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """[n] ids -> [n, hidden]: the target's embeddings, or the head's own."""
         tokens = tokens.to(self.model.device, non_blocking=True)

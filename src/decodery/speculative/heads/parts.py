@@ -19,7 +19,7 @@ from decodery.models.torch.weights import QUANTIZED, Dense, Linear
 
 from .experts import mixture
 
-_WHOLE = ("router.weight", "heads_up.weight")
+_WHOLE = ("router.weight", "heads_up.weight", "confidence.weight")
 """How the names end of matrices that are never quantized."""
 _STEPS = (".scale", ".step", ".least")
 """How the names end of what the weights of an integer layer are multiplied by."""
