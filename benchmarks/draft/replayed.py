@@ -76,13 +76,17 @@ class Text:
         return self
 
 
-def recorded(work: Path, temperature: float, count: int, new: int) -> list[Text]:
-    """Texts of plain decoding, from the folder where they are there."""
+def recorded(work: Path, temperature: float, prompts: list[list[int]], new: int, name: str) -> list[Text]:
+    """Texts of plain decoding, from the folder where they are there.
+
+    Args:
+        prompts: In tokens.
+        name: What they are called in the folder.
+    """
     lm, texts = decodery.load("smollm2", dtype="int8"), []
     sampler = Sampler.from_settings(temperature=temperature)
-    prompts = [lm.encode(each["turns"][0]) for each in questions(count, 3000)]
-    for first in range(0, count, TOGETHER):
-        path = work / f"{temperature}-{count}-{new}-{first}.npz"
+    for first in range(0, len(prompts), TOGETHER):
+        path = work / f"{name}-{temperature}-{len(prompts)}-{new}-{first}.npz"
         if not path.is_file():
             engine = Engine(lm.model)
             recorder, ends = _Recorder(KEPT), lm.tokenizer.eos_ids
@@ -105,42 +109,62 @@ def recorded(work: Path, temperature: float, count: int, new: int) -> list[Text]
     return texts
 
 
+@dataclass
+class Sums:
+    """What drafts for some texts came to."""
+
+    tokens: int = 0
+    rows: int = 0
+    passes: int = 0
+    spent: float = 0.0
+
+    @property
+    def figures(self) -> dict[str, float]:
+        figures = {
+            "tokens_per_pass": self.tokens / self.passes,
+            "rows_per_pass": self.rows / self.passes,
+            "speed": self.tokens / self.spent,
+        }
+        return {name: round(each, 3) for name, each in figures.items()}
+
+
 def replay(texts: list[Text], vocab: int, warm: WarmContexts, costs: np.ndarray, heed: float) -> dict[str, float]:
     """What `auto` does on these texts, one after the other."""
     native_tree.HEED, native_tree.MEAN = heed, gamma(1 - heed)  # type: ignore[misc]
     contexts, rates = Contexts(CONTEXTS, WIDTH), SuccessorRates(len(CONTEXTS), WIDTH, warm.rates)
     for order in CONTEXTS:
         contexts.fill(order, warm.contexts[order], warm.rows[order])
-    past, trusted = PastTexts([order for order in ORDERS if order >= 3]), CopyRates()
-    tokens = rows = passes = 0
-    spent = 0.0
+    past, trusted, sums = PastTexts([order for order in ORDERS if order >= 3]), CopyRates(), Sums()
     for whole in texts:
-        memory = Expectations(Occurrences(ORDERS), contexts, rates, past, trusted)
-        text: Any = replace(whole, tokens=whole.tokens[: whole.prompt_length + 1])
-        native, start = native_tree.NativeText(text, memory, MOST), whole.prompt_length
-        while len(text.tokens) < len(whole.tokens):
-            at, left = len(text.tokens), len(whole.tokens) - len(text.tokens)
-            found = native_tree.propose_together([native], [text], costs, 1.0, [MOST], [left - 1])
-            tree = DraftTree.root(text.tokens[-1]) if found is None else found[0][0]
-            path: list[int] = []
-            while len(path) < left - 1:
-                child = tree.child(path[-1] if path else 0, whole.tokens[at + len(path)])
-                if child is None:
-                    break
-                path.append(child)
-            emitted = whole.tokens[at : at + len(path) + 1]
-            logits = torch.zeros(len(path) + 1, vocab)
-            for row, said in enumerate(whole.said[at - 1 - start : at + len(path) - start]):
-                logits[row, torch.from_numpy(said)] = torch.arange(KEPT, 0, -1.0)
-            text.tokens += emitted
-            kept = DraftTree.chain(int(tree.tokens[0]), tree.tokens[path])
-            seen = VerificationFeedback(kept, logits, {}, list(range(1, len(kept))), emitted, at - 1)
-            native_tree.learn_together([native], [text], [seen])
-            passes, tokens, rows = passes + 1, tokens + len(emitted), rows + len(tree)
-            spent += float(costs[len(tree) - 1] / costs[0])
-        past.add(whole.tokens[start:])
-    figures = {"tokens_per_pass": tokens / passes, "rows_per_pass": rows / passes, "speed": tokens / spent}
-    return {name: round(each, 3) for name, each in figures.items()}
+        follow(whole, Expectations(Occurrences(ORDERS), contexts, rates, past, trusted), vocab, costs, sums)
+        past.add(whole.tokens[whole.prompt_length :])
+    return sums.figures
+
+
+def follow(whole: Text, memory: Expectations, vocab: int, costs: np.ndarray, sums: Sums) -> None:
+    """Draft along one text, and add up what came of it."""
+    text: Any = replace(whole, tokens=whole.tokens[: whole.prompt_length + 1])
+    native, start = native_tree.NativeText(text, memory, MOST), whole.prompt_length
+    while len(text.tokens) < len(whole.tokens):
+        at, left = len(text.tokens), len(whole.tokens) - len(text.tokens)
+        found = native_tree.propose_together([native], [text], costs, 1.0, [MOST], [left - 1])
+        tree = DraftTree.root(text.tokens[-1]) if found is None else found[0][0]
+        path: list[int] = []
+        while len(path) < left - 1:
+            child = tree.child(path[-1] if path else 0, whole.tokens[at + len(path)])
+            if child is None:
+                break
+            path.append(child)
+        emitted = whole.tokens[at : at + len(path) + 1]
+        logits = torch.zeros(len(path) + 1, vocab)
+        for row, said in enumerate(whole.said[at - 1 - start : at + len(path) - start]):
+            logits[row, torch.from_numpy(said)] = torch.arange(KEPT, 0, -1.0)
+        text.tokens += emitted
+        kept = DraftTree.chain(int(tree.tokens[0]), tree.tokens[path])
+        seen = VerificationFeedback(kept, logits, {}, list(range(1, len(kept))), emitted, at - 1)
+        native_tree.learn_together([native], [text], [seen])
+        sums.passes, sums.tokens, sums.rows = sums.passes + 1, sums.tokens + len(emitted), sums.rows + len(tree)
+        sums.spent += float(costs[len(tree) - 1] / costs[0])
 
 
 def main() -> None:
@@ -149,12 +173,13 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=16)
     parser.add_argument("--new", type=int, default=64)
     options = parser.parse_args()
-    vocab, price = decodery.load("smollm2", dtype="int8").model.vocab_size, curve()[1 : MOST + 2]
+    lm, price = decodery.load("smollm2", dtype="int8"), curve()[1 : MOST + 2]
+    vocab, asked = lm.model.vocab_size, [lm.encode(each["turns"][0]) for each in questions(options.questions, 3000)]
     costs = price + NODE * price[0] * np.arange(MOST + 1)
     shipped = next(folder / drafts.CONTEXTS for folder in drafts.SHIPPED.values())
     warm, result = WarmContexts.load(shipped), {}
     for temperature in (0.0, 0.7):
-        texts = recorded(options.work, temperature, options.questions, options.new)
+        texts = recorded(options.work, temperature, asked, options.new, "spec-bench")
         for most in (0, 4096, 8192, 16384, 32768, 65536):
             smaller = replace(
                 warm, **{n: {o: t[:most] for o, t in getattr(warm, n).items()} for n in ("contexts", "rows")}

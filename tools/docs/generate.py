@@ -25,6 +25,7 @@ from decodery.testing import tiny_transformer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks")]
 # Beside this file, wherever it is run from.
+import advising  # noqa: E402
 import alike  # noqa: E402
 import api_reference  # noqa: E402
 import building  # noqa: E402
@@ -196,6 +197,7 @@ def own(name: str) -> str:
 MADE: dict[str, Callable[[], str]] = {
     **alike.SECTIONS,
     **timing.SECTIONS,
+    **advising.SECTIONS,
     **drafting.SECTIONS,
     **heading.SECTIONS,
     **ordering.SECTIONS,
