@@ -135,8 +135,10 @@ class Auto(Drafter):
         known_as = ""
         if self.model == FOUND:
             second, notes = second_for(model)
-            found = replace(self, model=None if second is None else second.name)
-            known_as = "" if second is None else second.identity
+            if second is None:
+                found = replace(self, model=None, vocabulary=None)
+            else:
+                found, known_as = replace(self, model=second.name), second.identity
         elif isinstance(self.head, str) and self.head in (SHIPPED, FOUND):
             trained, notes = head_for(model, self.head, sourced=logits_source is not None)
             found = replace(self, head=trained)
