@@ -57,8 +57,8 @@ def learned(texts: list[TrainingText], vocab: int) -> tuple[WarmContexts, dict[s
             tokens = text.tokens.tolist()
             counts.update(tuple(tokens[at - order : at + 1]) for at in range(max(text.written, order), len(tokens)))
         after: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for (*context, token), times in counts.items():
-            after.setdefault(tuple(context), []).append((times, token))
+        for run, times in counts.items():
+            after.setdefault(run[:-1], []).append((times, run[-1]))
         often = sorted(after, key=lambda context: -sum(times for times, _ in after[context]))
         ranked = np.full((len(often), WIDTH), -1, dtype=np.int32)
         for place, context in enumerate(often):
@@ -93,8 +93,9 @@ def measured(held: list[Text], warm: WarmContexts | None, past: PastTexts, vocab
 
 def slope(rows: dict[str, Any], name: str, held: str) -> float:
     """Tokens per pass that a doubling of the text adds: least squares over all sizes."""
-    own = [(log2(each["learned"]), each[held]["tokens_per_pass"]) for key, each in rows.items() if key.startswith(name)]
-    return round(float(np.polyfit(*zip(*own, strict=True), 1)[0]), 4)
+    own = [each for key, each in rows.items() if key.startswith(name)]
+    doublings = [log2(each["learned"]) for each in own]
+    return round(float(np.polyfit(doublings, [each[held]["tokens_per_pass"] for each in own], 1)[0]), 4)
 
 
 def main() -> None:
@@ -110,7 +111,7 @@ def main() -> None:
     if len(corpus) < max(options.sizes):
         raise SystemExit(f"{options.texts} holds {len(corpus)} texts, and --sizes asks for {max(options.sizes)}")
     known = {tuple(text.tokens[: text.written].tolist()) for text in corpus}
-    fresh = {kind: [] for kind in KINDS}  # type: dict[str, list[list[int]]]
+    fresh: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
     for kind, prompt in task_prompts(20 * options.questions, OTHERS):
         if tuple(tokens := lm.encode(prompt)) not in known and len(fresh[kind]) < options.questions // len(KINDS):
             fresh[kind].append(tokens)
@@ -123,8 +124,8 @@ def main() -> None:
     result: dict[str, Any] = {}
 
     def add(name: str, warm: WarmContexts | None, past: PastTexts, **facts: int) -> None:
-        row = {kind: measured(own, warm, past, vocab, costs) for kind, own in held.items()}
-        result[name] = {**row, **facts}
+        row: dict[str, Any] = {kind: measured(own, warm, past, vocab, costs) for kind, own in held.items()}
+        result[name] = row | facts
         print(name, json.dumps(result[name]), flush=True)
 
     nothing = past_of([])
