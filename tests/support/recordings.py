@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from decodery.models.cuda.static_pass import Shape, StaticPass
-from decodery.models.torch.transformer import Transformer
+from decodery.models.cuda.captured import Captured
+from decodery.speculative.heads.fixed_shapes import HeadPasses
+from decodery.speculative.heads.recurrent import RecurrentHead
+from far import FarTensor
 
 WAITS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select)
 
@@ -31,22 +35,33 @@ class Recording(TorchDispatchMode):
     def replay(self) -> None:
         for func, args, kwargs, before in self._done:
             for old, new in zip(before, tree_leaves(func(*args, **kwargs)), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                if isinstance(old, torch.Tensor) and _address(old) != _address(new):
                     old.copy_(new)
 
 
-def recording(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """From now on static passes are recorded and replayed; returns the shapes that have been, a list that grows."""
-    recorded: list[Shape] = []
+def _address(tensor: torch.Tensor) -> int:
+    return (tensor.near if isinstance(tensor, FarTensor) else tensor).data_ptr()
 
-    def replay(self: StaticPass, model: Transformer) -> Any:
-        if self._capture is None:
+
+def heads_at_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on heads run at fixed shapes wherever they are."""
+    fixed = cached_property(lambda head: HeadPasses())
+    fixed.__set_name__(RecurrentHead, "fixed")
+    monkeypatch.setattr(RecurrentHead, "fixed", fixed)
+
+
+def recording(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """From now on passes at fixed shapes are recorded and replayed; returns their shapes, a list that grows."""
+    recorded: list[Any] = []
+
+    def replay(self: Captured[Any], run: Callable[[], Any]) -> Any:
+        if self.capture is None:
             recorded.append(self.shape)
             with Recording() as made:
-                self._result = self.run(model)
-            self._capture = made
-        self._capture.replay()
-        return self._result
+                self.result = run()
+            self.capture = made
+        self.capture.replay()
+        return self.result
 
-    monkeypatch.setattr(StaticPass, "replay", replay)
+    monkeypatch.setattr(Captured, "replay", replay)
     return recorded

@@ -106,6 +106,21 @@ class TreeDrafter(Drafter):
         """
         return []
 
+    def read_ahead(
+        self, seq: Sequence, width: int, depth: int, *, shaped: bool = True
+    ) -> ForwardCoroutine[None] | None:
+        """Read the likeliest nodes of all levels of a tree at once, where waiting for each level costs more.
+
+        Whatever was read, `most_likely` gives what it would have given.
+
+        Args:
+            seq: The sequence.
+            width: Nodes of a level that are expanded, and children of each.
+            depth: Levels.
+            shaped: See `expand`.
+        """
+        return None
+
     def row_choices(self, seq: Sequence) -> RowChoices | None:
         """What is known on the host of the nodes that `logits` was asked for last, None where nothing is.
 

@@ -23,6 +23,7 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import Rope
 from decodery.models.cuda import graphs
+from decodery.models.cuda.captured import Shapes
 from decodery.models.cuda.graphs import MOST_APART, MOST_ROWS, StaticPass, StaticPasses
 from decodery.models.hooks import Hooks
 from decodery.models.layer_plan import LayerPlan
@@ -399,7 +400,7 @@ def test_padding_leaves_the_pages_of_others_alone() -> None:
 
 
 def test_there_are_never_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decodery.models.cuda.graphs._MOST_SHAPES", 2)
+    monkeypatch.setattr("decodery.models.cuda.captured._MOST_SHAPES", 2)
     pair = Pair("plain", 2)
     for _ in range(4):
         pair.add()
@@ -441,7 +442,7 @@ def test_every_padded_row_sees_something() -> None:
         for cache in caches:
             cache.keep([0])
     assert model.static is not None
-    (step,) = model.static._passes.values()
+    (step,) = model.static._passes.held.values()
     rest = step._inputs.split(step._sizes)[-1]
     _, _, _, begins, bits, _ = step.layout.fields(rest)
     assert begins.shape == (2, 16) and (bits != 0).any(dim=-1).all()
@@ -513,7 +514,7 @@ def test_logits_of_all_shapes_share_memory(monkeypatch: pytest.MonkeyPatch) -> N
     for texts, rows in ((16, 3), (8, 6), (4, 16), (3, 16), (2, 20), (1, 64), (2, 1), (1, 3), (1, 1)):
         forward(model, Batch([Segment.chunk([1] * rows, cache) for cache in caches[:texts]]))
     assert model.static is not None
-    kept = [made._result[0] for made in model.static._passes.values()]
+    kept = [made._captured.result[0] for made in model.static._passes.held.values()]
     sizes = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}
     assert len(kept) > 7 and sum(sizes.values()) < 2 * max(each.nbytes for each in kept)
 
@@ -557,9 +558,10 @@ def test_graphs_of_all_shapes_are_captured_on_one_stream(monkeypatch: pytest.Mon
     made: list[object] = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: made.append(object()) or made[-1])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: len(made))
-    static = StaticPasses()
-    assert not static.shapes
-    memories = [static._memory(torch.device("cuda")) for _ in range(3)]
+    shapes, memories = Shapes[int, object](), list[Any]()
+    for number in range(3):
+        shapes.renew(number, torch.device("cuda"))
+        memories.append(shapes.memory)
     assert len(made) == 1 and {id(each.stream) for each in memories} == {id(made[0])}
 
 

@@ -8,7 +8,6 @@ it is, and page tables are read from where they lie. Off CUDA the same function 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,8 @@ from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE
 from ..torch.paged_rows import kernel_for, serves, windows_of
 from ..torch.row_layout import DraftRows, SegmentRows, TextRows
-from .static_pass import Choosing, Inputs, Memory, Result, Shape, StaticPass, angles
+from .captured import Shapes, bucket
+from .static_pass import Choosing, Inputs, Result, Shape, StaticPass, angles
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
@@ -34,10 +34,16 @@ MOST_ROWS = 512
 """Padded rows of a pass, up to which it runs at a fixed shape; beyond, arithmetic hides the launches."""
 MOST_APART = 64
 """The same where PyTorch attends, row by row: each row's keys and values are then copied."""
-_STEP = 64
-"""Beyond so many rows, shapes are multiples of it, and no powers of two."""
-_MOST_SHAPES = 48
 _FEW_POSITIONS = 4096
+
+
+class _Passes(Shapes[Shape, StaticPass]):
+    """Attributes: angles of the first positions, so many `turns`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.turns = 0
 
 
 class StaticPasses:
@@ -50,23 +56,14 @@ class StaticPasses:
     """
 
     def __init__(self) -> None:
-        self._of_thread = threading.local()
+        self._passes = _Passes()
         self._lock = threading.Lock()
         self._too_large: set[Shape] = set()
 
     @property
-    def _passes(self) -> OrderedDict[Shape, StaticPass]:
-        if not hasattr(self._of_thread, "passes"):
-            self._of_thread.passes = OrderedDict()
-            self._of_thread.fixed, self._of_thread.stream = (), None
-            self._of_thread.logits = {}
-        passes: OrderedDict[Shape, StaticPass] = self._of_thread.passes
-        return passes
-
-    @property
     def shapes(self) -> list[Shape]:
         """What passes of the calling thread have been captured for, the least recently used first."""
-        return list(self._passes)
+        return list(self._passes.held)
 
     def forward(self, model: Transformer, batch: Batch, hooks: Hooks) -> Scores | None:
         """What the model's own pass returns; None, and nothing done, where the batch does not fit.
@@ -139,9 +136,9 @@ class StaticPasses:
             return None
         if pool.dtype != model.dtype and not pool.beside:
             return None
-        if _bucket(count) > (MOST_APART if kernel_for(pool) is None else MOST_ROWS):
+        if bucket(count) > (MOST_APART if kernel_for(pool) is None else MOST_ROWS):
             return None
-        return Shape(_bucket(len(rows.counts)), _bucket(count), _bucket(max(wanted, 1)), taps)
+        return Shape(bucket(len(rows.counts)), bucket(count), bucket(max(wanted, 1)), taps)
 
     def _run(self, model: Transformer, pages: list[PageTable], inputs: Inputs, shape: Shape) -> Result | None:
         """A pass at a shape, over pages with room for its rows; None where the device has none for the shape."""
@@ -158,7 +155,7 @@ class StaticPasses:
                 return step.replay(model)
             except torch.OutOfMemoryError:
                 self._too_large.add(shape)
-                self._passes.pop(shape, None)
+                self._passes.held.pop(shape, None)
                 return None
 
     def _step(
@@ -178,28 +175,21 @@ class StaticPasses:
         places = tables.places(pages)
         turns = min(max(_FEW_POSITIONS, 1 << last.bit_length()), model.config.max_positions)
         fixed = (id(pool), pool.generation, tables.generation)
-        known_fixed, known_turns = self._of_thread.fixed or ((), 0)
-        if fixed != known_fixed or turns > known_turns:
-            passes.clear()
-            self._of_thread.angles = angles(model, turns)
-            # Sharing memory, graphs reuse each other's intermediate results: they never run at the same time.
-            self._of_thread.memory = self._memory(model.device) if model.device.type == "cuda" else None
+        if fixed != passes.fixed or turns > passes.turns:
+            passes.held.clear()
+            passes.angles = angles(model, turns)
             # The last of these: a device without room for the angles has them made anew in the next pass.
-            self._of_thread.fixed = fixed, turns
-        if shape not in passes:
-            while len(passes) >= _MOST_SHAPES:
-                passes.popitem(last=False)
-            held = self._of_thread
-            passes[shape] = StaticPass(model, pool, shape, held.angles, held.memory, held.logits)
-        passes.move_to_end(shape)
-        passes[shape].places = places
-        return passes[shape]
+            passes.turns = turns
+            passes.renew(fixed, model.device)
 
-    def _memory(self, device: torch.device) -> Memory:
-        """What the graphs of the calling thread share from now on."""
-        held = self._of_thread
-        held.stream = held.stream or torch.cuda.Stream(device)
-        return Memory(torch.cuda.graph_pool_handle(), held.stream)
+        def made() -> StaticPass:
+            wide = torch.promote_types(model.dtype, torch.float32)
+            logits = passes.result(shape.outputs, model.vocab_size, wide, model.device)
+            return StaticPass(model, pool, shape, passes.angles, passes.memory, logits)
+
+        step = passes.at(shape, made)
+        step.places = places
+        return step
 
 
 def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
@@ -213,8 +203,3 @@ def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
         assert segment.cache is not None
         caches.append(segment.cache)
     return caches
-
-
-def _bucket(number: int) -> int:
-    """So many rows or texts as a shape has room for, where there are `number`."""
-    return 1 << (number - 1).bit_length() if number <= _STEP else -(-number // _STEP) * _STEP

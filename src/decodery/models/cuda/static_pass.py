@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE, layer_steps
 from ..torch.paged_rows import PagedRows, rows_of_tile, windows_of
 from ..torch.row_layout import BITS, Layout, TextRows
+from .captured import Captured, Memory
 
 if TYPE_CHECKING:
     from ..torch.transformer import Transformer
@@ -105,27 +107,6 @@ class Inputs:
     batch: Batch | None = None
 
 
-class Capture(Protocol):
-    """Work that a device has recorded."""
-
-    def replay(self) -> None:
-        """Do it once more, at the same addresses."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """What all graphs of a thread share.
-
-    Attributes:
-        pool: Memory of their intermediate results.
-        stream: They are captured on it. PyTorch keeps what was freed for the stream that had it, so that many streams
-            would keep as many times what a pass takes.
-    """
-
-    pool: Any
-    stream: torch.cuda.Stream
-
-
 class StaticPass:
     """The passes of one shape; rows beyond a pass's own belong to no text, and no text reads their page.
 
@@ -138,7 +119,7 @@ class StaticPass:
         shape: Sizes.
         angles: By rotation, see `angles`.
         memory: None where nothing is captured.
-        logits: By powers of two, memory for the logits of so many rows: passes of all shapes share it.
+        logits: [outputs, vocab] that passes write to.
 
     Attributes:
         places: [texts] where the tables of the texts lie.
@@ -153,31 +134,27 @@ class StaticPass:
         shape: Shape,
         angles: dict[bool, tuple[torch.Tensor, torch.Tensor]],
         memory: Memory | None,
-        logits: dict[int, torch.Tensor],
+        logits: torch.Tensor,
     ) -> None:
         config = model.config
-        self.shape, self._pool, self._angles, self._memory = shape, pool, angles, memory
+        self.shape, self._pool, self._angles = shape, pool, angles
+        self._captured: Captured[Result] = Captured(shape, model.device, memory)
         self._windows = windows_of(config)
-        tile_rows = rows_of_tile(-(-shape.rows // shape.texts), config)
+        tile_rows = rows_of_tile(-(-shape.rows // shape.texts), config.num_heads // config.num_kv_heads)
         words, kinds = shape.tentative // BITS, len(self._windows)
         self.layout = Layout(shape.rows, words, kinds, shape.texts + shape.rows // tile_rows, tile_rows)
         # What is of 64 bits lies first.
         self._wide = [shape.rows] * _wide_columns(shape.choice)
         self._sizes = [2 * sum(self._wide), shape.rows, shape.rows, shape.outputs, self.layout.size]
         self._inputs = torch.zeros(sum(self._sizes), dtype=torch.int32, device=pool.device)
-        # What a graph returns stays its own as long as it lives: large vocabularies would fill the device.
-        room = 1 << (shape.outputs - 1).bit_length()
-        if room not in logits:
-            wide = torch.promote_types(model.dtype, torch.float32)
-            logits[room] = torch.empty(room, model.vocab_size, dtype=wide, device=model.device)
-        self._logits = logits[room][: shape.outputs]
-        self._capture: Capture | None = None
+        self._logits = logits
         self._closed: torch.Tensor | None = None
 
     def fill(self, inputs: Inputs) -> None:
         """Write the inputs of a pass, over pages with room for it."""
         # Pinned memory is not handed out again before the copy from it is done, so no pass waits for another.
-        host = torch.zeros(len(self._inputs), dtype=torch.int32, pin_memory=self._memory is not None, device="cpu")
+        pinned = self._captured.memory is not None
+        host = torch.zeros(len(self._inputs), dtype=torch.int32, pin_memory=pinned, device="cpu")
         wide, tokens, positions, wanted, rest = (field.numpy() for field in host.split(self._sizes))
         count, choosing = len(inputs.tokens), inputs.choosing
         tokens[:count], positions[:count] = inputs.tokens, inputs.rows.positions
@@ -229,26 +206,7 @@ class StaticPass:
 
     def replay(self, model: Transformer) -> Result:
         """The same by one launch; the first call captures it."""
-        if self._memory is None:
-            return self.run(model)
-        if self._capture is None:
-            self._capture = self._captured(model)
-        self._capture.replay()
-        return self._result
-
-    def _captured(self, model: Transformer) -> Capture:
-        assert self._memory is not None
-        pool, stream = self._memory.pool, self._memory.stream
-        with torch.cuda.device(model.device):
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                # Libraries set themselves up at their first call. Running twice does no harm: it writes the same.
-                self.run(model)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self._result = self.run(model)
-        return graph
+        return self._captured.replay(partial(self.run, model))
 
 
 class StaticStep:

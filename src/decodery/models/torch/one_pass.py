@@ -232,7 +232,8 @@ def _sight(segment: Segment, block_length: int | None) -> np.ndarray:
     return seen
 
 
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A tensor of an array, on the device."""
+def to_device(array: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of an array, on the device; what is a tensor there stays where it is."""
     # A blocking copy would wait until the device has done all that was asked of it so far.
-    return torch.from_numpy(array).to(device, non_blocking=True)
+    given = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+    return given.to(device, non_blocking=True)

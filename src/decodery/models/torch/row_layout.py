@@ -94,7 +94,7 @@ class SegmentRows(TextRows):
             seen = segment.seen()
             for kind, window in enumerate(windows):
                 visible = seen if window is None else seen & near(stand, segment.positions, window)
-                bits[kind, own] = _packed(visible, bits.shape[2])
+                bits[kind, own] = packed(visible, bits.shape[2])
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def first_seen(positions: np.ndarray, window: int) -> np.ndarray:
     return positions // -window * -window if window < 0 else positions - window + 1
 
 
-def _packed(seen: np.ndarray, words: int) -> np.ndarray:
+def packed(seen: np.ndarray, words: int) -> np.ndarray:
     """[n, words] int32 of [n, m] bool, the first of each row in the lowest bit."""
     padded = np.zeros((len(seen), words * BITS), dtype=bool)
     padded[:, : seen.shape[1]] = seen

@@ -12,6 +12,7 @@ import torch
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 
 from ..heads.context import ContextLayer, context_layer
@@ -91,11 +92,13 @@ class ChimeraHead(DraftHead):
             )
         return tensors, {"heads": cls.taught, "layer": asdict(shape)}
 
+    @property
+    def looks_ahead(self) -> bool:
+        return self._layer.shape.sliding is None
+
     def begin(self) -> _Memory:
-        like, none = (
-            self.embed(torch.zeros(1, dtype=torch.int64, device="cpu")),
-            torch.empty(0, dtype=torch.int64, device="cpu"),
-        )
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
+        none = torch.empty(0, dtype=torch.int64, device=like.device)
         return _Memory(self._layer.begin(like), like, none, none.view(0, 3))
 
     def read(
@@ -116,10 +119,13 @@ class ChimeraHead(DraftHead):
     ) -> torch.Tensor:
         n = len(tokens)
         # Every node sees what was made up after the text.
-        mask = np.concatenate((np.ones((n, 1), dtype=bool), mask), axis=1)
+        if isinstance(mask, torch.Tensor):
+            mask = torch.cat((mask.new_ones(n, 1), mask), dim=1)
+        else:
+            mask = np.concatenate((np.ones((n, 1), dtype=bool), mask), axis=1)
         memory.held.rows = mask.shape[1] - n
         known = memory.grams[: memory.held.rows]
-        grams = torch.cat((known[torch.from_numpy(above + 1)][:, 1:], tokens[:, None]), dim=1)
+        grams = torch.cat((known[to_device(above + 1, tokens.device)][:, 1:], tokens[:, None]), dim=1)
         memory.grams = torch.cat((known, grams))
         made = self._make_up(memory, grams, memory.end + 1 + depths, mask)
         return self.project(self._spoken(memory.last.expand_as(made), made, int(depths[0])))
@@ -156,7 +162,9 @@ class ChimeraHead(DraftHead):
         wanted, made = final[:, 1:][both], guesses[0].features[:, :-1][both]
         return (made - wanted).square().sum() / wanted.square().sum().clamp(min=1e-9)
 
-    def _make_up(self, memory: _Memory, grams: torch.Tensor, positions: np.ndarray, mask: np.ndarray) -> torch.Tensor:
+    def _make_up(
+        self, memory: _Memory, grams: torch.Tensor, positions: np.ndarray, mask: np.ndarray | torch.Tensor
+    ) -> torch.Tensor:
         """The states [n, hidden] that stand for the target's after trigrams [n, 3], for later rows to see."""
         encoded = self._encoded(grams)
         made = self._layer.attention(self._layer.entered(encoded), positions, memory.held, mask)

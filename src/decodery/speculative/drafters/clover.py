@@ -14,6 +14,7 @@ from torch.nn.functional import cosine_similarity, rms_norm
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied, floating
 
@@ -92,7 +93,7 @@ class CloverHead(DraftHead):
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
         known = memory.rows[: mask.shape[1] - len(tokens)]
-        found = self._after(torch.cat((memory.first, known))[torch.from_numpy(above + 1)], tokens)
+        found = self._after(torch.cat((memory.first, known))[to_device(above + 1, tokens.device)], tokens)
         memory.rows = torch.cat((known, found))
         return self.project(self._spoken(found, int(depths[0])))
 

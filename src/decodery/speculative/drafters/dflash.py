@@ -154,8 +154,7 @@ class DFlashHead(DraftHead):
             _, keys, values = layer.heads(context, places)
             for memory, own, seen in zip(memories, keys.split(lengths), values.split(lengths), strict=True):
                 memory.held[number].write(own, seen, text=True)
-        last = [int(tokens[-1]) for _, _, tokens, _ in texts]
-        anchors = torch.tensor(last, dtype=torch.int64, device="cpu").to(context.device, non_blocking=True)
+        anchors = torch.stack([tokens[-1] for _, _, tokens, _ in texts]).to(context.device, non_blocking=True)
         for memory, _, _, positions in texts:
             memory.positions = np.concatenate((memory.positions, positions))
         for memory, rows in zip(memories, self._predicted(memories, anchors), strict=True):

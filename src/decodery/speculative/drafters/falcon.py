@@ -13,6 +13,7 @@ from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
 from decodery.models.torch.attention import attend
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 
 from ..heads.copied import copied_layer
@@ -33,27 +34,30 @@ class _Memory:
 
     tail: [block, hidden], what the layer was given at the last items, zeros before the first one. features: [m, block,
     hidden] and states: [m, layers, 2, hidden], what was guessed and what is remembered after the text, then after
-    every block of the tree. seen: [m - 1, m - 1], which of these blocks each sees. nodes: of every row its token, the
-    row above and its block; starts: how many blocks there were before it.
+    every block of the tree. seen: [m - 1, m - 1], which of these blocks each sees. tokens: of every row; nodes: the
+    row above each and its block; starts: how many blocks there were before it.
     """
 
     held: Held
     tail: torch.Tensor
     features: torch.Tensor
     states: torch.Tensor
+    tokens: torch.Tensor
     end: int = -1
     seen: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
-    nodes: list[tuple[int, int, int]] = field(default_factory=list)
+    nodes: list[tuple[int, int]] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, object]) -> _Memory:
         # Tentative rows do not follow a fork, and tensors are never written to.
-        clone = _Memory(deepcopy(self.held, memo), self.tail, self.features[:1], self.states[:1], self.end)
+        held = deepcopy(self.held, memo)
+        clone = _Memory(held, self.tail, self.features[:1], self.states[:1], self.tokens[:0], self.end)
         clone.held.rows = 0
         return clone
 
     def cut(self, nodes: int) -> None:
         """Forget all nodes but the first."""
+        self.tokens = self.tokens[:nodes]
         if nodes < len(self.nodes):
             blocks = self.starts[nodes]
             self.features, self.states = self.features[: blocks + 1], self.states[: blocks + 1]
@@ -97,10 +101,16 @@ class FalconHead(DraftHead):
             tensors[f"lstm.{layer}.input.bias"] = torch.zeros(4 * hidden, dtype=torch.float32, device="cpu").to(like)
         return tensors, {"layer": asdict(shape), "block": cls.block}
 
+    @property
+    def looks_ahead(self) -> bool:
+        # Which blocks see each other is known on the host.
+        return False
+
     def begin(self) -> _Memory:
         like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         nothing = like.new_zeros(self.block_size, like.shape[1])
-        return _Memory(self.layer.begin(like), nothing, nothing[None], like.new_zeros(1, _LAYERS, 2, like.shape[1]))
+        states, none = like.new_zeros(1, _LAYERS, 2, like.shape[1]), like.new_empty(0, dtype=torch.int64)
+        return _Memory(self.layer.begin(like), nothing, nothing[None], states, none)
 
     def read(
         self, memory: _Memory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
@@ -123,29 +133,38 @@ class FalconHead(DraftHead):
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
         memory.cut(mask.shape[1] - len(tokens))
-        blocks = [memory.nodes[row][2] if row >= 0 else 0 for row in above.tolist()]
+        blocks = [memory.nodes[row][1] if row >= 0 else 0 for row in above.tolist()]
         place = int(depths[0]) % self.block_size
         started = len(memory.seen)
+        memory.tokens = torch.cat((memory.tokens, tokens))
         if place == 0:
-            blocks = self._open(memory, tokens.tolist(), above.tolist(), blocks, int(depths[0]))
-        memory.nodes += zip(tokens.tolist(), above.tolist(), blocks, strict=True)
+            blocks = self._open(memory, above.tolist(), blocks, int(depths[0]))
+        memory.nodes += zip(above.tolist(), blocks, strict=True)
         memory.starts += [started + number * (place == 0) for number in range(len(tokens))]
         # Nodes of one block are told the same: which token was chosen in between it does not know yet.
         told, which = np.unique(blocks, return_inverse=True)
-        return self.project(memory.features[torch.from_numpy(told), place])[torch.from_numpy(which)]
+        found = memory.features[:, place][to_device(told, tokens.device)]
+        return self.project(found)[to_device(which, tokens.device)]
 
-    def _open(self, memory: _Memory, tokens: list[int], above: list[int], blocks: list[int], depth: int) -> list[int]:
-        """Read a block below each of these nodes' blocks, which ends with the node; returns the new ones."""
-        size, known, new = self.block_size, len(memory.seen), len(tokens)
+    def _open(self, memory: _Memory, above: list[int], blocks: list[int], depth: int) -> list[int]:
+        """Read a block below each of these nodes' blocks, which ends with the node; returns the new ones.
+
+        Args:
+            above: The row above each of the nodes, which are the last ones.
+            blocks: Theirs.
+            depth: At which they stand.
+        """
+        size, known, new, device = self.block_size, len(memory.seen), len(above), memory.tokens.device
         paths = []
-        for token, row in zip(tokens, above, strict=True):
-            path = [token]
+        for node, row in enumerate(above, start=len(memory.tokens) - new):
+            path = [node]
             while len(path) < size:
-                path.append(memory.nodes[row][0])
-                row = memory.nodes[row][1]
+                path.append(row)
+                row = memory.nodes[row][0]
             paths.append(path[::-1])
-        embedded = self.embed(torch.tensor(paths, dtype=torch.int64, device="cpu").flatten()).view(new, size, -1)
-        rows, after = self.recur(torch.cat((embedded, memory.features[blocks]), dim=-1), memory.states[blocks])
+        embedded = self.embed(memory.tokens[to_device(np.array(paths).flatten(), device)]).view(new, size, -1)
+        begun = to_device(np.array(blocks), device)
+        rows, after = self.recur(torch.cat((embedded, memory.features[begun]), dim=-1), memory.states[begun])
         rows = rows.flatten(0, 1)
         seen = np.zeros((known + new, known + new), dtype=bool)
         seen[:known, :known] = memory.seen

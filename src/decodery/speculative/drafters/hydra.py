@@ -14,6 +14,7 @@ from decodery.core.errors import SettingsError
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 
@@ -100,7 +101,7 @@ class HydraHead(DraftHead):
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
         known, number = memory.rows[: mask.shape[1] - len(tokens)], int(depths[0])
-        inputs = self._with(torch.cat((memory.first, known))[torch.from_numpy(above + 1)], tokens, number)
+        inputs = self._with(torch.cat((memory.first, known))[to_device(above + 1, tokens.device)], tokens, number)
         memory.rows = torch.cat((known, inputs))
         return self.project(self._spoken(inputs, number), number)
 

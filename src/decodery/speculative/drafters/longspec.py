@@ -99,6 +99,10 @@ class LongSpecHead(DraftHead):
         }
         return tensors | own, {"layer": asdict(replace(shape, window=cls.window))}
 
+    @property
+    def looks_ahead(self) -> bool:
+        return self.layer.shape.sliding is None
+
     def begin(self) -> _Memory:
         like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         return _Memory(self.layer.begin(like), self.layer.begin(like))

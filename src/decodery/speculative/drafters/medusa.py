@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import torch
 from decodery.core.registry import register
 from decodery.models.hooks import Tap
 from decodery.models.protocol import Reader
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 from decodery.step.tree_policy import TreePolicy
 
@@ -70,7 +72,17 @@ class MedusaHead(DraftHead):
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
         assert memory.logits is not None
-        return memory.logits[torch.from_numpy(depths)]
+        return memory.logits[to_device(depths, memory.logits.device)]
+
+    @property
+    def by_depth(self) -> bool:
+        return True
+
+    def computed(self, memory: _Memory) -> bool:
+        return memory.logits is not None
+
+    def ahead(self, memories: Ordered[_Memory]) -> list[torch.Tensor] | None:
+        return [each.logits for each in memories if each.logits is not None]
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         shape, last = states[-1].shape, self.model.final_norm(states[-1].flatten(0, 1))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from decodery.core.registry import register
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.transformer import Transformer
 from decodery.step.tree_policy import TreePolicy
 
@@ -18,7 +19,7 @@ from ..heads.drafter import HeadDrafter
 from ..heads.grown import DraftHead, Nodes
 from ..heads.head import TextItems
 from ..heads.native import NativeHead
-from ..heads.recurrent import TextRows
+from ..heads.recurrent import HeadRows
 from .eagle_3 import EAGLE3Head
 
 
@@ -50,7 +51,7 @@ class PEAGLEHead(EAGLE3Head):
         first, memories = super().read_all(texts), [memory for memory, _, _, _ in texts]
         n = self.reach - 1
         features, embedded = (each.expand(n * len(texts), -1) for each in self._masked())
-        blocks = [TextRows(each, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
+        blocks = [HeadRows(each, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
         below = self.leave(self.attended(blocks, *self.inputs(features, embedded)))[1]
         for memory, rows in zip(memories, below.split(n), strict=True):
             memory.cut(0)
@@ -60,9 +61,14 @@ class PEAGLEHead(EAGLE3Head):
     def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
         # Nodes of one depth get one prediction.
         found, which = zip(*(np.unique(each.depths, return_inverse=True) for each in nodes), strict=True)
-        rows = [each.memory.below[torch.from_numpy(own - 1)] for each, own in zip(nodes, found, strict=True)]
+        device = nodes[0].memory.below.device
+        rows = [each.memory.below[to_device(own - 1, device)] for each, own in zip(nodes, found, strict=True)]
         logits = self.project(torch.cat(rows)).split([len(each) for each in rows])
-        return [own[torch.from_numpy(places)] for own, places in zip(logits, which, strict=True)]
+        return [own[to_device(places, device)] for own, places in zip(logits, which, strict=True)]
+
+    @property
+    def by_depth(self) -> bool:
+        return True
 
     def chained(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         masked, token = self._masked()

@@ -20,6 +20,9 @@ class ContextLayer(DecoderLayer):
         """What attention reads of the stream [n, hidden]."""
         return self.norm("attention_norm", rows)
 
+    def read_of(self, stream: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        return self.entered(stream)
+
     def read(self, held: Held, states: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
         """States of the text [n, hidden] -> what leaves the layer at the last of them, [1, hidden]."""
         stream = states + self.attention(self.entered(states), positions, held, None)

@@ -29,7 +29,7 @@ from decodery.step.tree_policy import TreePolicy
 
 from .grown import DraftHead
 from .head import MADE, BoundHead, TrainedHead
-from .head_pass import after, drawn
+from .head_pass import after, ahead, drawn
 from .reading import HeadReading
 
 K = TypeVar("K", bound=BoundHead)
@@ -111,6 +111,12 @@ class HeadDrafter(TrainedDrafter):
 
     def drawn(self, seq: Sequence, length: int) -> ForwardCoroutine[list[int]]:
         return drawn(seq.states[self], seq, length)
+
+    def read_ahead(
+        self, seq: Sequence, width: int, depth: int, *, shaped: bool = True
+    ) -> ForwardCoroutine[None] | None:
+        keeps = seq.request.sampler.keeps(shaped=shaped)
+        return ahead(seq.states[self], seq, width, depth) if keeps else None
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: HeadReading = seq.states[self]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,13 +16,16 @@ from .head import BoundHead, Heard, Seen, TextItems
 
 
 class Nodes(NamedTuple):
-    """Nodes of one level of a text's draft; see `DraftHead.grow`."""
+    """Nodes of one level of a text's draft; see `DraftHead.grow`.
+
+    Where a head looks ahead, rows above and masks may be on its device.
+    """
 
     memory: Any
     tokens: torch.Tensor
-    above: np.ndarray
+    above: np.ndarray | torch.Tensor
     depths: np.ndarray
-    mask: np.ndarray
+    mask: np.ndarray | torch.Tensor
 
 
 class DraftHead(BoundHead):
@@ -32,10 +35,16 @@ class DraftHead(BoundHead):
     target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
 
     Attributes:
-        joint: Whether `read_all` and `grow_all` take one pass for all texts.
+        joint: Whether `read_all` and `grow_all` take one pass for all texts; elsewhere each takes its own, one after
+            another, and the host waits for all of them once.
     """
 
     joint: ClassVar[bool] = False
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it reads nodes that are chosen on its device, level by level."""
+        return not self.by_depth
 
     @abstractmethod
     def begin(self) -> Any:
@@ -54,7 +63,8 @@ class DraftHead(BoundHead):
 
     def read_all(self, texts: Ordered[TextItems]) -> torch.Tensor:
         """`read` of several texts, in one pass where the head is `joint`: [texts, outputs]."""
-        return torch.stack([self.read(*each) for each in texts])
+        home = self.model.device
+        return torch.stack([self.read(own, states, _brought(tokens, home), at) for own, states, tokens, at in texts])
 
     def grown(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
         """`grow` of several texts without gradients."""
@@ -63,7 +73,11 @@ class DraftHead(BoundHead):
 
     def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
         """`grow` of several texts, in one pass where the head is `joint`."""
-        return [self.grow(*each) for each in nodes]
+        home = self.model.device
+        return [
+            self.grow(own, _brought(tokens, home), cast(np.ndarray, above), depths, cast(np.ndarray, mask))
+            for own, tokens, above, depths, mask in nodes
+        ]
 
     def computed(self, memory: Any) -> bool:
         """Whether what follows every node of a draft is known already, so that `grow` takes no pass."""
@@ -106,6 +120,10 @@ class DraftHead(BoundHead):
         Returns:
             The logits [n, outputs] of what follows each.
         """
+
+
+def _brought(tokens: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tokens.to(device, non_blocking=True)
 
 
 def _items(seen: list[Seen], dtype: torch.dtype) -> tuple[dict[Tap, torch.Tensor], torch.Tensor, np.ndarray]:

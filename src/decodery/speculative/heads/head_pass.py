@@ -17,15 +17,17 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
+from decodery.models.torch.one_pass import to_device
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
 from decodery.step.wanted import Wanted, row_choices_of, up_to_end
 
 from .grown import DraftHead, Nodes
+from .look_ahead import Look, look
 from .reading import HeadReading, read_all
 
-Rows = tuple[HeadReading, Nodes | None, Wanted | None]
+Rows = tuple[HeadReading, Nodes | None, Wanted | Look | None]
 """Of one text in a pass."""
 ROLE = "draft"
 """What rows of a head go by in ledgers."""
@@ -62,13 +64,25 @@ class HeadPass:
         grown = iter(self.head.grown(given))
         found = [self.root(reading) if nodes is None else next(grown) for reading, nodes, _ in items]
         logits, bounds = torch.cat(found), np.cumsum([0, *map(len, found)]).tolist()
+        self._answer(items, logits, bounds)
+        return Scores(logits, bounds)
+
+    def _answer(self, items: Ordered[Rows], logits: torch.Tensor, bounds: list[int]) -> None:
+        """Let readings know what there is to know of their rows, whose logits are [n, outputs]."""
         self._choose(items, logits, bounds)
         self._rank(items, logits, bounds)
-        return Scores(logits, bounds)
+        looks = []
+        for (_, _, wanted), first, last in zip(items, bounds, bounds[1:], strict=False):
+            if isinstance(wanted, Look):
+                wanted.logits.append(logits[first:last])
+                looks.append(wanted)
+        if looks:
+            with torch.no_grad(), one_thread():
+                look(self.head, looks)
 
     def _choose(self, items: Ordered[Rows], logits: torch.Tensor, bounds: list[int]) -> None:
         """Let readings on a device know what of their rows is wanted."""
-        wanted = [each for _, _, each in items]
+        wanted = [each if isinstance(each, Wanted) else None for _, _, each in items]
         if all(each is None for each in wanted):
             return
         with torch.no_grad(), one_thread():
@@ -122,7 +136,7 @@ class HeadPass:
         if reading.fresh:
             yield from self._scored(reading, None, wanted[0])
         else:
-            self._choose([(reading, None, wanted[0])], self.root(reading), [0, 1])
+            self._answer([(reading, None, wanted[0])], self.root(reading), [0, 1])
         reading.rows.clear()
         count, before = len(wanted), list[torch.Tensor]()
         alone = [range(node, node + 1) for node in range(1, count)]
@@ -139,16 +153,26 @@ class HeadPass:
         assert reading.choices is not None
         return reading.choices.picks
 
+    def ahead(self, reading: HeadReading, ahead: Look) -> ForwardCoroutine[None]:
+        """Read the likeliest nodes of all levels below a text, and wait for all of them once."""
+        self.texts.add(reading)
+        if reading.fresh:
+            yield from self._scored(reading, None, ahead)
+        else:
+            self._answer([(reading, None, ahead)], self.root(reading), [0, 1])
+        while not ahead.last:
+            yield from self._scored(reading, ahead.nodes(reading.memory), ahead)
+        reading.know(ahead)
+
     def _scored(
-        self, reading: HeadReading, nodes: Nodes | None, wanted: Wanted | None = None
+        self, reading: HeadReading, nodes: Nodes | None, wanted: Wanted | Look | None = None
     ) -> ForwardCoroutine[torch.Tensor | None]:
         rows = reading.unread if nodes is None else len(nodes.tokens)
         if len(self.texts) < 2:
             charged().spend(ROLE, rows, 0.0, first=True)
             found = reading.answer(nodes)
             logits = self.root(reading) if found is None else found
-            self._choose([(reading, nodes, wanted)], logits, [0, len(logits)])
-            self._rank([(reading, nodes, wanted)], logits, [0, len(logits)])
+            self._answer([(reading, nodes, wanted)], logits, [0, len(logits)])
             return found
         segment = Segment(np.zeros(rows, dtype=np.int64), tokens=np.zeros(rows, dtype=np.int64))
         self.waiting[id(segment)] = reading, nodes, wanted
@@ -167,16 +191,22 @@ class HeadPass:
 
 def drawn(reading: HeadReading, seq: Sequence, length: int) -> ForwardCoroutine[list[int]]:
     """The tokens of a chain that passes of a head can draw on its device, see `TreeDrafter.drawn`."""
-    if not reading.head.joint or reading.head.model.device.type == "cpu":
+    if reading.head.model.device.type == "cpu":
         return []
     wanted = Wanted.chain(seq, length)
     return up_to_end(seq, (yield from _pass_of(reading.head).drawn(reading, wanted))) if wanted else []
 
 
+def ahead(reading: HeadReading, seq: Sequence, width: int, depth: int) -> ForwardCoroutine[None]:
+    """See `TreeDrafter.read_ahead`."""
+    head, ends = reading.head, sorted(seq.request.eos_ids)
+    if depth > 1 and head.looks_ahead and head.model.device.type != "cpu":
+        known = to_device(np.array(ends, dtype=np.int64), head.model.device)
+        yield from _pass_of(head).ahead(reading, Look(width, depth, known))
+
+
 def after(reading: HeadReading, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
     """The logits [k, outputs] after `nodes` of a tree below the end of a text."""
-    if not reading.head.joint:
-        return reading.after(tree, nodes)
     return (yield from _pass_of(reading.head).after(reading, tree, nodes))
 
 

@@ -15,6 +15,7 @@ from decodery.models.cache.pages import PageTable
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.attention import attend, rotate
+from decodery.models.torch.one_pass import to_device
 from decodery.models.torch.weights import QUANTIZED, Dense, Linear
 
 from .experts import mixture
@@ -194,19 +195,30 @@ class DecoderLayer:
         self._mixture = None if experts is None else mixture(parts, prefix, shape, experts)
         self._turned = shape.rotated or shape.head_dim
         exponents = torch.arange(0, self._turned, 2, dtype=torch.float64, device="cpu") / self._turned
-        self._inverse = 1.0 / shape.theta**exponents
+        inverse = 1.0 / shape.theta**exponents
         if shape.stretch:
-            self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64, device="cpu")
+            inverse = inverse / torch.tensor(shape.stretch, dtype=torch.float64, device="cpu")
+        # Nothing is copied to a device while a graph is captured.
+        self._inverse = inverse.to(parts[f"{prefix}output.weight"].device)
 
     def begin(self, like: torch.Tensor) -> Held:
         return Held.begin(self.shape.kv_heads, self.shape.head_dim, like)
+
+    def read_of(self, stream: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """What attention reads [n, width].
+
+        Args:
+            stream: [n, hidden].
+            attended: What a head has for its first layer to read.
+        """
+        return attended
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(f"{self.prefix}{name}", rows, self.shape.eps)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines of the angles at positions [n]: [n, turned dimensions / 2] float64 each."""
-        angles = positions.double()[:, None] * self._inverse.to(positions.device, non_blocking=True)
+        angles = positions.double()[:, None] * self._inverse
         return angles.cos() * self.shape.factor, angles.sin() * self.shape.factor
 
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -225,7 +237,9 @@ class DecoderLayer:
             return rotate(rows, cos, sin)
         return torch.cat((rotate(rows[..., : self._turned], cos, sin), rows[..., self._turned :]), dim=-1)
 
-    def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:
+    def attention(
+        self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | torch.Tensor | None
+    ) -> torch.Tensor:
         """[n, width] -> [n, hidden].
 
         Args:
@@ -234,7 +248,10 @@ class DecoderLayer:
         return self.attention_of(rows, positions, [(held, mask, len(rows))])
 
     def attention_of(
-        self, rows: torch.Tensor, positions: np.ndarray, texts: Ordered[tuple[Held, np.ndarray | None, int]]
+        self,
+        rows: torch.Tensor,
+        positions: np.ndarray,
+        texts: Ordered[tuple[Held, np.ndarray | torch.Tensor | None, int]],
     ) -> torch.Tensor:
         """`attention` of texts side by side: what is held of each, its mask and its number of rows."""
         sizes = [count for _, _, count in texts]
@@ -256,7 +273,7 @@ class DecoderLayer:
     def _attended(
         self,
         held: Held,
-        mask: np.ndarray | None,
+        mask: np.ndarray | torch.Tensor | None,
         queries: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
@@ -264,18 +281,36 @@ class DecoderLayer:
         """What the rows of one text read [n, heads * head_dim], after their keys and values were written."""
         rows, before = len(queries), held.length
         held.write(keys, values, text=mask is None)
-        last, shape = before if mask is None else before - 1, self.shape
-        first = 0 if shape.window is None else max(0, last - shape.window)
-        end = held.length + held.rows
-        own = np.tri(rows, dtype=bool) if mask is None else mask
-        seen = None
-        if shape.sliding is not None:
-            seen = torch.from_numpy(_sliding(own, before, shape.sliding, text=mask is None))
-        elif not own.all():
-            seen = torch.from_numpy(np.concatenate((np.ones((rows, before - first), dtype=bool), own), axis=1))
-        keys, values = held.read(first, end)
-        seen = None if seen is None else seen.to(queries.device, non_blocking=True)
+        begins, own = self.visible(rows, before, mask)
+        first, seen = 0 if self.shape.sliding is not None else int(begins[0]), None
+        if isinstance(own, torch.Tensor):
+            seen = torch.cat((own.new_ones(rows, before - first), own), dim=1)
+        elif self.shape.sliding is not None or not own.all():
+            text = np.arange(first, before) >= begins[:, None]
+            seen = to_device(np.concatenate((text, own), axis=1), queries.device)
+        keys, values = held.read(first, held.length + held.rows)
         return attend(queries, keys, values, seen, self.scale)
+
+    def visible(
+        self, rows: int, before: int, mask: np.ndarray | torch.Tensor | None
+    ) -> tuple[np.ndarray, np.ndarray | torch.Tensor]:
+        """What rows of one text see: from which slot of the text each [n], and which rows after it [n, m].
+
+        Args:
+            rows: How many they are.
+            before: Slots of the text before them.
+            mask: [n, m], of a tree, on a device only where no layer slides; None: the rows are text, in order.
+        """
+        own, shape = np.tri(rows, dtype=bool) if mask is None else mask, self.shape
+        if shape.sliding is None or isinstance(own, torch.Tensor):
+            end = before if mask is None else before - 1
+            return np.full(rows, 0 if shape.window is None else max(0, end - shape.window)), own
+        # Of the rows that one sees, each stands one position after the one before it: a row of a tree stands as deep as
+        # the rows it may see are many.
+        depths = own.cumsum(axis=1)
+        last: np.ndarray = np.arange(1, rows + 1)[:, None] if mask is None else depths[:, -1:]
+        begins = (before + last[:, 0] - shape.sliding).clip(0, before)
+        return begins, own & (depths > last - shape.sliding)
 
     def left(self, stream: torch.Tensor) -> torch.Tensor:
         """The residual stream [n, hidden] after attention -> after the layer, through its MLP."""
@@ -284,19 +319,3 @@ class DecoderLayer:
             return stream + self._mixture(rows)[0]
         gate, up = self.parts.linear(f"{self.prefix}gate_up")(rows).chunk(2, dim=-1)
         return stream + self.parts.linear(f"{self.prefix}down")(silu(gate) * up)
-
-
-def _sliding(own: np.ndarray, before: int, most: int, *, text: bool) -> np.ndarray:
-    """[n, before + rows] bool: which of the last `most` positions each row sees, of the text and of `own` rows.
-
-    Args:
-        own: [n, rows], which rows after the text each may see, its own included.
-        before: Rows of the text that were there.
-        text: Whether the rows are text, too; else a row of a tree stands as deep as the rows it may see are many.
-    """
-    n = len(own)
-    # Of the rows that one sees, each stands one position after the one before it.
-    depths = own.cumsum(axis=1)
-    last = depths[:, -1:] if not text else np.arange(1, n + 1)[:, None]
-    near = np.arange(before)[None, :] > before - 1 + last - most
-    return np.concatenate((near, own & (depths > last - most)), axis=1)

@@ -24,6 +24,7 @@ from ..drafters.advice import Opinion
 from ..drafters.rows import TreeRows
 from .grown import DraftHead, Nodes
 from .head import EMBEDDED, Heard, Seen
+from .look_ahead import Look, rows_of
 
 Steps = Generator[Nodes | None, torch.Tensor | None, torch.Tensor]
 
@@ -174,6 +175,14 @@ class HeadReading:
         elif self.root is not None:
             self.root = replace(self.root, best=best[0])
 
+    def know(self, look: Look) -> None:
+        """Take what was read of a draft before any of it was asked for."""
+        rows, ((ids, chances), *below) = rows_of(look, self.head.words)
+        assert self.root is not None
+        self.root = replace(self.root, best=(ids.tolist(), chances.tolist()))
+        self.rows.rows, self.rows.spare = rows, dict(enumerate(row for each in look.logits[1:] for row in each))
+        self.ranks = {row: (ids.tolist(), chances.tolist()) for row, (ids, chances) in enumerate(below)}
+
     def rank_by_depth(self, nodes: Nodes) -> None:
         """Note what is most likely after nodes that were read, where it is known of their depths."""
         if self.ahead:
@@ -183,9 +192,10 @@ class HeadReading:
 
 def read_all(readings: Ordered[HeadReading]) -> None:
     """Let a head read what texts have grown by."""
-    if not readings:
-        return
-    heard = readings[0].head.hear_all([(each.memory, each.fresh) for each in readings])
-    for reading, root in zip(readings, heard, strict=True):
-        reading.root, reading.fresh, reading.ahead = root, [], []
-        reading.rows.clear()
+    # Where one of several failed before, those read by then have nothing more to read.
+    grown = [each for each in readings if each.fresh]
+    for some in [grown] if grown and grown[0].head.joint else [[each] for each in grown]:
+        heard = some[0].head.hear_all([(each.memory, each.fresh) for each in some])
+        for reading, root in zip(some, heard, strict=True):
+            reading.root, reading.fresh, reading.ahead = root, [], []
+            reading.rows.clear()

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,8 +18,9 @@ from decodery.models.torch.one_pass import to_device
 
 from ..drafters.advice import WIDTH
 from .context import ContextLayer
+from .fixed_shapes import HeadPasses
 from .grown import DraftHead, Nodes
-from .head import Guess, Heard, Seen, TextItems, TrainedHead
+from .head import EMBEDDED, Guess, Heard, Seen, TextItems, TrainedHead
 from .latents import LatentLayer
 from .native import NativeHead, NativeRows, places_of
 from .parts import DecoderLayer, Held, LayerShape
@@ -59,7 +61,7 @@ class RecurrentMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRows:
+class HeadRows:
     """Rows of one text in a pass.
 
     Attributes:
@@ -68,7 +70,12 @@ class TextRows:
 
     memory: RecurrentMemory
     positions: np.ndarray
-    mask: np.ndarray | None = None
+    mask: np.ndarray | torch.Tensor | None = None
+
+    @property
+    def held(self) -> list[Held]:
+        """Keys and values of all layers."""
+        return [self.memory.held, *self.memory.further]
 
 
 class RecurrentHead(DraftHead):
@@ -127,6 +134,16 @@ class RecurrentHead(DraftHead):
         """What runs all of it in one call, None where nothing does."""
         return None
 
+    @cached_property
+    def fixed(self) -> HeadPasses | None:
+        """What runs passes over few rows as graphs; None off CUDA, and where experts or latents are read."""
+        plain = self.model.device.type == "cuda" and not {"experts", "latent"} & self.trained.settings.keys()
+        return HeadPasses() if plain else None
+
+    @property
+    def looks_ahead(self) -> bool:
+        return all(layer.shape.sliding is None for layer in (self.layer, *self.further))
+
     def unrolled(self, along: float) -> int:
         # A step costs as much as the one before it and is no use before that one is: the first half of a training is
         # about the first alone, the others join it one by one.
@@ -170,29 +187,28 @@ class RecurrentHead(DraftHead):
             return torch.cat([self.read_all([each]) for each in texts])
         memories = [memory for memory, _, _, _ in texts]
         if self.native is not None:
-            kept, rows = [], []
+            kept, given_rows = [], []
             for memory, states, tokens, positions in texts:
                 kept.append([states[tap].contiguous() for tap in self.taps])
                 given = [place for row in range(len(tokens)) for each in kept[-1] for place in places_of(each, (row,))]
-                rows.append(NativeRows(memory.held, given, tokens.tolist(), positions.tolist()))
-            return torch.stack([each.logits for each in self._read(self.native, memories, rows)])
+                given_rows.append(NativeRows(memory.held, given, tokens.tolist(), positions.tolist()))
+            return torch.stack([each.logits for each in self._read(self.native, memories, given_rows)])
         joined = {tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in texts[0][1]}
-        stream, attended = self.inputs(self.enter(joined), self.embed(torch.cat([tokens for _, _, tokens, _ in texts])))
-        stream, attended = self.beside(stream, attended, joined)
-        lengths = [[held.length for held in (each.held, *each.further)] for each in memories]
+        tokens = torch.cat([tokens for _, _, tokens, _ in texts])
+        rows = [HeadRows(memory, positions) for memory, _, _, positions in texts]
+        lengths = [[held.length for held in each.held] for each in rows]
+        ends = np.cumsum([len(positions) for _, _, _, positions in texts]) - 1
         try:
-            found = self.attended([TextRows(memory, places) for memory, _, _, places in texts], stream, attended)
+            features, logits = self._passed(rows, self.enter(joined), tokens, ends, joined)
         except Exception:
             # Each is served alone then.
-            for memory, known in zip(memories, lengths, strict=True):
-                for held, length in zip((memory.held, *memory.further), known, strict=True):
+            for each, known in zip(rows, lengths, strict=True):
+                for held, length in zip(each.held, known, strict=True):
                     held.length = length
             raise
-        features, spoken = self.leave(found)
-        ends = np.cumsum([len(positions) for _, _, _, positions in texts]) - 1
         for (memory, _, _, positions), end in zip(texts, ends.tolist(), strict=True):
             memory.last, memory.rows, memory.end = features[end], features[:0], int(positions[-1])
-        return self.project(spoken[to_device(ends, spoken.device)])
+        return logits
 
     def _read(self, native: NativeHead, memories: Ordered[RecurrentMemory], rows: Ordered[NativeRows]) -> list[Heard]:
         found = native(rows, entering=True, k=WIDTH)
@@ -218,18 +234,18 @@ class RecurrentHead(DraftHead):
             for each, own, positions in zip(nodes, known, places, strict=True):
                 lies = [*places_of(own, range(len(own))), *places_of(each.memory.last[None], (0,))]
                 given = [lies[row] for row in each.above.tolist()]
-                rows.append(NativeRows(each.memory.held, given, each.tokens.tolist(), positions.tolist(), each.mask))
+                mask = cast(np.ndarray, each.mask)
+                rows.append(NativeRows(each.memory.held, given, each.tokens.tolist(), positions.tolist(), mask))
             found = self.native(rows, entering=False)
             features, logits = found.features, found.logits
         else:
-            before = [
-                torch.cat((each.memory.last[None], own))[to_device(each.above + 1, own.device)]
-                for each, own in zip(nodes, known, strict=True)
-            ]
-            inputs = self.inputs(torch.cat(before), self.embed(torch.cat([each.tokens for each in nodes])))
-            texts = [TextRows(each.memory, at, each.mask) for each, at in zip(nodes, places, strict=True)]
-            features, spoken = self.leave(self.attended(texts, *inputs))
-            logits = self.project(spoken)
+            # Of each text the feature after its last item, and those after its nodes.
+            firsts = np.cumsum([0, *(1 + len(own) for own in known)])
+            parts = [part for each, own in zip(nodes, known, strict=True) for part in (each.memory.last[None], own)]
+            before = torch.cat(parts)[_joined([each.above for each in nodes], firsts[:-1] + 1, parts[0].device)]
+            texts = [HeadRows(each.memory, at, each.mask) for each, at in zip(nodes, places, strict=True)]
+            tokens = torch.cat([each.tokens for each in nodes])
+            features, logits = self._passed(texts, before, tokens, np.arange(len(tokens)))
         sizes = [len(each.tokens) for each in nodes]
         for each, own, fresh in zip(nodes, known, features.split(sizes), strict=True):
             each.memory.rows = torch.cat((own, fresh))
@@ -263,7 +279,36 @@ class RecurrentHead(DraftHead):
             guesses.append(Guess(spoken.view(b, n, -1), features))
         return guesses
 
-    def attended(self, texts: Ordered[TextRows], stream: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def _passed(
+        self,
+        texts: Ordered[HeadRows],
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        wanted: np.ndarray,
+        states: dict[Tap, torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The features after all rows [n, hidden], and the logits [m, outputs] of some.
+
+        Args:
+            texts: Their rows.
+            features: [n, hidden] that they read.
+            tokens: [n] likewise.
+            wanted: [m] the rows whose logits are.
+            states: {tap: [n, width]} where rows are text.
+        """
+        if self.fixed is not None and EMBEDDED not in (states or {}) and not torch.is_grad_enabled():
+            found = self.fixed.run(self, texts, features, tokens, wanted)
+            if found is not None:
+                return found
+        stream, attended = self.inputs(features, self.embed(tokens))
+        if states is not None:
+            stream, attended = self.beside(stream, attended, states)
+        features, spoken = self.leave(self.attended(texts, stream, attended))
+        if len(wanted) < len(tokens):
+            spoken = spoken[to_device(wanted, spoken.device)]
+        return features, self.project(spoken)
+
+    def attended(self, texts: Ordered[HeadRows], stream: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """`inputs` of the rows of several texts [n, hidden], side by side -> the stream after all layers."""
         positions = np.concatenate([each.positions for each in texts])
         rows = [(each.memory.held, each.mask, len(each.positions)) for each in texts]
@@ -275,6 +320,15 @@ class RecurrentHead(DraftHead):
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(name, rows, self.layer.shape.eps)
+
+
+def _joined(rows: Ordered[np.ndarray | torch.Tensor], firsts: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Rows [n] of several texts, each counted from a first one, on the device."""
+    before = np.repeat(firsts, [len(each) for each in rows])
+    here = [each for each in rows if isinstance(each, np.ndarray)]
+    if len(here) == len(rows):
+        return to_device(np.concatenate(here) + before, device)
+    return torch.cat([to_device(each, device) for each in rows]) + to_device(before, device)
 
 
 def _lies_as_read(states: torch.Tensor) -> bool:

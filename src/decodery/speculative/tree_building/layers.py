@@ -39,20 +39,23 @@ def grow_layers(
     *,
     width: int,
     depth: int,
-    stop: Callable[[int, float], bool] = lambda level, chance: False,
+    stop: Callable[[int, float], bool] | None = None,
     kept: int | None = None,
     shaped: bool = True,
 ) -> ForwardCoroutine[Layers]:
     """Expand the `width` most likely nodes of each of `depth` levels into `width` children, a pass each.
 
     Args:
-        stop: Asked after pass 0, 1, ... with the probability of the most likely new path; True ends the growth.
+        stop: Asked after pass 0, 1, ... with the probability of the most likely new path; True ends the growth. None:
+            nothing does.
         kept: What `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded.
         shaped: See `TreeDrafter.expand`.
     """
     tree, scores = DraftTree.root(seq.last_token), np.zeros(1)
     frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
+    if stop is None and (reading := expander.read_ahead(seq, width, depth, shaped=shaped)) is not None:
+        yield from reading
     while levels < depth and len(frontier):
         ids, values = yield from expander.most_likely(seq, tree, frontier.tolist(), width, shaped=shaped)
         reached = scores[frontier, None] + values
@@ -62,7 +65,7 @@ def grow_layers(
         fresh = np.arange(len(tree), len(tree) + len(added))
         tree = DraftTree(np.concatenate((tree.tokens, ids[new])), np.concatenate((tree.parents, parents)))
         scores = np.concatenate((scores, added))
-        if stop(levels, float(np.exp(added.max(initial=-np.inf)))):
+        if stop is not None and stop(levels, float(np.exp(added.max(initial=-np.inf)))):
             break
         levels += 1
         fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.request.eos_ids))]

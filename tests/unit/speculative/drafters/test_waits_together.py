@@ -23,6 +23,8 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.follower import Follower
 from decodery.speculative.heads.drafter import TrainedDrafter
 from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.look_ahead import Look
+from decodery.speculative.heads.reading import HeadReading
 from decodery.step import forward_request, wanted
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
@@ -30,36 +32,45 @@ from decodery.step.wanted import RowChoices, Wanted, row_choices_of
 from decodery.testing import tiny_transformer
 from far import FarTensor, Watched, moved
 from methods import DRAFTERS
+from recordings import heads_at_fixed_shapes, recording
 
 TARGET, DRAFT = tiny_transformer(0, num_layers=4), tiny_transformer(0, num_layers=3)
 GREEDY, NUCLEUS = Sampler.from_settings(temperature=0.0), Sampler.from_settings(temperature=0.8, top_p=0.9)
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 4, 5], [9], [3, 3, 2, 1], [7, 1]]
+CHAINED = ["p-eagle", "medusa", "hydra", "clover", "chimera", "falcon", "longspec"]
 # Waits of a step at most: for drafts, level by level where they are trees, and for the target's pass.
 CASES = [
     ("draft-model, chain", GREEDY, 2),
     ("draft-model, chain", NUCLEUS, 2),
-    ("draft-model, chain at fixed shapes", NUCLEUS, 2),
+    ("draft-model, captured chain", NUCLEUS, 2),
     ("draft-model, tree", GREEDY, 4),
     ("dflash", GREEDY, 2),
     ("dspark", GREEDY, 8),
     ("dflash, chain", GREEDY, 2),
     ("dflash, chain", NUCLEUS, 2),
     ("dspark, chain", NUCLEUS, 2),
-    ("eagle-3, chain", NUCLEUS, 2),
+    ("eagle-3, captured chain", NUCLEUS, 2),
+    ("eagle-3, tree", GREEDY, 2),
+]
+# The same of what goes the same ways, with two texts.
+OTHERS = [
+    *((f"{name}, chain", NUCLEUS, 2) for name in CHAINED),
+    *((f"{name}, tree", NUCLEUS, 2) for name in ("medusa", "clover", "chimera", "longspec", "dspark")),
+    ("mtp, captured tree", NUCLEUS, 2),
 ]
 
 
 def made(name: str, device: str) -> Drafter:
     if name.startswith("draft-model"):
         model = Transformer(DRAFT.config, moved(DRAFT.weights, device)) if device != "cpu" else DRAFT
-        if "fixed" in name and device != "cpu":
+        if "captured" in name and device != "cpu":
             model.static = StaticPasses()
         return (
             DraftModel(model, length=3)
             if "chain" in name
             else DraftModel(model, tree_policy="specinfer:expansion=2/1/1")
         )
-    drafter = DRAFTERS[name.removesuffix(", chain")](TARGET)
+    drafter = DRAFTERS[name.split(",")[0]](TARGET)
     assert isinstance(drafter, TrainedDrafter) and drafter.trained is not None
     own = drafter.trained
     # Numbers that count everywhere.
@@ -68,7 +79,9 @@ def made(name: str, device: str) -> Drafter:
         for part, each in own.tensors.items()
     }
     drafter = replace(drafter, head=TrainedHead(own.kind, tensors, own.settings))
-    return replace(drafter, tree_policy=None) if "chain" in name else drafter
+    if "chain" in name:
+        return replace(drafter, tree_policy=None)
+    return replace(drafter, tree_policy="eagle-2:nodes=24,width=4,depth=3") if "tree" in name else drafter
 
 
 def of(texts: list[Any]) -> list[Any]:
@@ -80,6 +93,9 @@ def waits(name: str, sampler: Sampler, count: int, monkeypatch: pytest.MonkeyPat
     """Texts of so many prompts on a device that is none, and the waits of steps in which all draft equally much."""
     with Watched() as watched:
         monkeypatch.setattr(FarTensor, "tolist", lambda far: [watched.waits.update(["tolist"]), far.near.tolist()][1])
+        recorded = recording(monkeypatch)
+        if "captured" in name:
+            heads_at_fixed_shapes(monkeypatch)
         drafter = made(name, "meta:0")
         engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, "meta:0")))
         asked = [
@@ -99,6 +115,8 @@ def waits(name: str, sampler: Sampler, count: int, monkeypatch: pytest.MonkeyPat
             if len({text.trace.steps[-1].nodes for text in asked}) == 1:
                 counts.append(watched.waits.total() - before)
         engine.run(asked)
+        # One token after another of all texts goes through what was recorded for one of them.
+        assert len(recorded) < 12 and bool(recorded) == ("captured" in name)
     return of(asked), counts
 
 
@@ -142,6 +160,12 @@ def test_a_step_waits_once_a_pass_for_all_texts(
         assert len(made) <= 2 * count
 
 
+@pytest.mark.parametrize(("name", "sampler", "passes"), OTHERS)
+def test_other_heads_wait_as_often(name: str, sampler: Sampler, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, counts = waits(name, sampler, 2, monkeypatch)
+    assert found == written(name, sampler, 2) and counts and max(counts[:-1], default=0) <= passes
+
+
 def test_tokens_that_are_not_those_that_were_chosen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _ = waits("draft-model, chain", NUCLEUS, 2, monkeypatch)
     with monkeypatch.context() as patch:
@@ -154,7 +178,21 @@ def test_tokens_that_are_not_those_that_were_chosen_are_noticed(monkeypatch: pyt
     assert found != expected
 
 
-def no_chain(reading: Follower, text: list[int], rows: list[Wanted]) -> Any:
+def test_rows_that_are_read_ahead_and_see_others_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, counts = waits("eagle-3, tree", GREEDY, 2, monkeypatch)
+    assert max(counts[:-1]) <= 2
+    real = Look.nodes
+    with monkeypatch.context() as patch:
+        patch.setattr(Look, "nodes", lambda look, memory: (own := real(look, memory))._replace(mask=own.mask | True))
+        found, _ = waits("eagle-3, tree", GREEDY, 2, patch)
+    assert found != expected and [text for text, _ in found] == [text for text, _ in expected]
+    # What was read is found: else every level is waited for, and says the same.
+    monkeypatch.setattr(HeadReading, "know", lambda reading, look: None)
+    found, counts = waits("eagle-3, tree", GREEDY, 2, monkeypatch)
+    assert found == expected and min(counts[:-1]) > 2
+
+
+def no_chain(_: Follower, text: list[int], rows: list[Wanted]) -> Any:
     """Nothing is drawn on the device."""
     yield from ()
     return []

@@ -14,6 +14,7 @@ from decodery.engine.request import Request
 from decodery.models.batch import Batch, Scores
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
+from decodery.speculative.drafters.hydra import HydraHead
 from decodery.speculative.drafters.kangaroo import Kangaroo
 from decodery.speculative.heads import reading
 from decodery.speculative.heads.drafter import HeadDrafter, TrainedDrafter
@@ -86,7 +87,7 @@ def test_a_pass_over_several_texts_waits_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(HeadPass, "forward", forward)
     monkeypatch.setattr(reading, "most_likely", by_itself)
-    drafter = shaken("eagle-3")
+    drafter = shaken("falcon")
     with Watched() as watched:
         engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, "meta:0")))
         asked = [
@@ -101,3 +102,28 @@ def test_a_pass_over_several_texts_waits_once(monkeypatch: pytest.MonkeyPatch) -
         while not any(text.finished for text in asked):
             engine.step()
     assert len(waits) > 4 and set(waits) == {1} and sum(passes) > 2 * len(passes) and not alone
+
+
+def test_a_text_that_a_head_cannot_read_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that read one text after another have read those before it, and read them no second time."""
+    drafter, real, reads = shaken("hydra"), HydraHead.read, list[int]()
+
+    def written(*prompts: list[int]) -> list[Any]:
+        engine = Engine(TARGET)
+        asked = [engine.submit(Request(each, drafter=drafter, max_new_tokens=8)) for each in prompts]
+        while not all(each.finished for each in asked):
+            engine.step()
+        return asked
+
+    def read(head: Any, memory: Any, states: Any, tokens: torch.Tensor, positions: Any) -> torch.Tensor:
+        if positions[0] == 0:
+            reads.append(len(tokens))
+        if len(tokens) == 6:
+            raise ValueError("this text cannot be read")
+        return real(head, memory, states, tokens, positions)
+
+    expected = [each.generated for each in written([1, 2, 3], [4, 5])]
+    monkeypatch.setattr(HydraHead, "read", read)
+    first, broken, last = written([1, 2, 3], [9, 8, 7, 6, 5, 4], [4, 5])
+    assert [first.generated, last.generated] == expected
+    assert "cannot be read" in str(broken.error) and reads.count(3) == reads.count(2) == 1
