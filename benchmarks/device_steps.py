@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 sys.path.insert(0, str(Path(__file__).parent / "gpu"))
 from shapes import SHAPES, random_model
 
+from decodery.core.registry import resolve
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.cuda.graphs import StaticPasses
@@ -30,6 +31,10 @@ from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
+from decodery.speculative.heads.drafter import HeadDrafter, bound, head_kind
+from decodery.speculative.heads.fixed_shapes import HeadPasses
+from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.recurrent import RecurrentHead
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery_benchmarks.results import begun_result, write_result
@@ -37,9 +42,9 @@ from far import FarTensor, Watched, moved
 
 COMMAND = "python benchmarks/device_steps.py --out benchmarks/results/device-steps.json"
 DRAFTERS: dict[str, Drafter | None] = {"none": None, "prompt-lookup": PromptLookup(), "auto": Auto(head=None)}
-DRAFT_MODEL = "draft-model"
+DRAFT_MODEL, HEADS = "draft-model", ("eagle-3", "medusa")
 DRAFT_LAYERS, LENGTH = 2, 3
-"""Of the draft model, and of its chains."""
+"""Of the draft model, and of its chains and those of heads."""
 TEXTS = (1, 16)
 STEPS = 4
 
@@ -55,7 +60,7 @@ def main() -> None:
     shape = replace(SHAPES["SmolLM2-135M"], hidden=72, inner=96, vocab=256, layers=options.layers, context=512)
     base = random_model(shape, torch.device("cpu"), torch.float32)
     draft = random_model(replace(shape, layers=DRAFT_LAYERS), torch.device("cpu"), torch.float32)
-    for drafter in (*DRAFTERS, DRAFT_MODEL):
+    for drafter in (*DRAFTERS, DRAFT_MODEL, *HEADS):
         for texts in TEXTS:
             for static in (False, True):
                 found = counted(base, draft, drafter, texts, static=static)
@@ -71,14 +76,31 @@ def far(model: Transformer, *, static: bool) -> Transformer:
     return moved_there
 
 
+def chain_of_head(name: str, base: Transformer, model: Transformer, *, static: bool) -> HeadDrafter:
+    """A drafter of chains with an untrained head of `base`, which drafts for `model`."""
+    kind = head_kind(name)
+    tensors, settings = kind.untrained(base, seed=0)
+    trained = TrainedHead(name, tensors, settings)
+    drafter = replace(resolve("drafter", name), head=trained, length=LENGTH, tree_policy=None)
+    assert isinstance(drafter, HeadDrafter)
+    head = bound(kind, trained, model)
+    if static and isinstance(head, RecurrentHead):
+        head.fixed = HeadPasses()
+    return drafter
+
+
 def counted(base: Transformer, draft: Transformer, name: str, texts: int, *, static: bool) -> dict[str, float]:
     """Medians over steps: rows, operations on the device, copies to it; and the most waits of a step."""
     with Watched() as watched:
         read = FarTensor.tolist
         FarTensor.tolist = lambda far: [watched.waits.update(["tolist"]), read(far)][1]  # type: ignore[method-assign]
         try:
-            drafter = DraftModel(far(draft, static=static), length=LENGTH) if name == DRAFT_MODEL else DRAFTERS[name]
-            engine, sampler = Engine(far(base, static=static)), Sampler.from_settings(temperature=0.6, top_p=0.9)
+            model, drafter = far(base, static=static), DRAFTERS.get(name)
+            if name == DRAFT_MODEL:
+                drafter = DraftModel(far(draft, static=static), length=LENGTH)
+            elif name in HEADS:
+                drafter = chain_of_head(name, base, model, static=static)
+            engine, sampler = Engine(model), Sampler.from_settings(temperature=0.6, top_p=0.9)
             written = [
                 engine.submit(
                     Request(
