@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,18 @@ __all__ = ["TreeDrafter"]
 
 UNSAID = -1e30
 """The logit, for masks, of tokens that a drafter lacks: a constraint may allow only these, which is not an error."""
+
+
+class Level(NamedTuple):
+    """What is read ahead of a level of a tree.
+
+    Attributes:
+        children: Of each of its nodes that are read, the most likely tokens.
+        read: How many of all of these are read in the next level, those with the most likely paths; or which, in order.
+    """
+
+    children: int
+    read: int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -107,16 +119,15 @@ class TreeDrafter(Drafter):
         return []
 
     def read_ahead(
-        self, seq: Sequence, width: int, depth: int, *, shaped: bool = True
+        self, seq: Sequence, plan: tuple[Level, ...], *, shaped: bool = True
     ) -> ForwardCoroutine[None] | None:
-        """Read the likeliest nodes of all levels of a tree at once, where waiting for each level costs more.
+        """Read nodes of all levels of a tree at once, where waiting for each level costs more.
 
         Whatever was read, `most_likely` gives what it would have given.
 
         Args:
             seq: The sequence.
-            width: Nodes of a level that are expanded, and children of each.
-            depth: Levels.
+            plan: Level by level, the root's first.
             shaped: See `expand`.
         """
         return None

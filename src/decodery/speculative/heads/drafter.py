@@ -24,7 +24,7 @@ from decodery.step.drafter import VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
-from decodery.step.tree_drafter import TreeDrafter, logged
+from decodery.step.tree_drafter import Level, TreeDrafter, logged
 from decodery.step.tree_policy import TreePolicy
 
 from .grown import DraftHead
@@ -113,10 +113,9 @@ class HeadDrafter(TrainedDrafter):
         return drawn(seq.states[self], seq, length)
 
     def read_ahead(
-        self, seq: Sequence, width: int, depth: int, *, shaped: bool = True
+        self, seq: Sequence, plan: tuple[Level, ...], *, shaped: bool = True
     ) -> ForwardCoroutine[None] | None:
-        keeps = seq.request.sampler.keeps(shaped=shaped)
-        return ahead(seq.states[self], seq, width, depth) if keeps else None
+        return ahead(seq.states[self], seq, plan) if seq.request.sampler.keeps(shaped=shaped) else None
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: HeadReading = seq.states[self]

@@ -21,6 +21,7 @@ from decodery.models.torch.one_pass import to_device
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
 from decodery.step.sequence import Sequence
+from decodery.step.tree_drafter import Level
 from decodery.step.wanted import Wanted, row_choices_of, up_to_end
 
 from .grown import DraftHead, Nodes
@@ -197,12 +198,15 @@ def drawn(reading: HeadReading, seq: Sequence, length: int) -> ForwardCoroutine[
     return up_to_end(seq, (yield from _pass_of(reading.head).drawn(reading, wanted))) if wanted else []
 
 
-def ahead(reading: HeadReading, seq: Sequence, width: int, depth: int) -> ForwardCoroutine[None]:
+def ahead(reading: HeadReading, seq: Sequence, plan: tuple[Level, ...]) -> ForwardCoroutine[None]:
     """See `TreeDrafter.read_ahead`."""
-    head, ends = reading.head, sorted(seq.request.eos_ids)
-    if depth > 1 and head.looks_ahead and head.model.device.type != "cpu":
-        known = to_device(np.array(ends, dtype=np.int64), head.model.device)
-        yield from _pass_of(head).ahead(reading, Look(width, depth, known))
+    head = reading.head
+    if len(plan) < 2 or not head.looks_ahead or head.model.device.type == "cpu":
+        return
+    words = head.model.vocab_size if head.vocabulary is None else len(head.vocabulary)
+    if max(level.children for level in plan) <= words:
+        known = to_device(np.array(sorted(seq.request.eos_ids), dtype=np.int64), head.model.device)
+        yield from _pass_of(head).ahead(reading, Look(plan, known))
 
 
 def after(reading: HeadReading, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:

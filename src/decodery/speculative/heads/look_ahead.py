@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from decodery.models.torch.one_pass import to_device
+from decodery.step.tree_drafter import Level
+
 from .grown import DraftHead, Nodes
 
 
@@ -19,8 +22,7 @@ class Look:
     """How a head looks ahead below one text.
 
     Attributes:
-        width: Nodes that are read of a level, and children of each.
-        depth: Levels that are read, the text's end among them.
+        plan: What is read, level by level, see `TreeDrafter.read_ahead`.
         ends: Tokens [ends] after which nothing is read, on the device.
         logits: Of the rows of all levels so far [n, outputs], the first of which is the text's end.
         levels: Of each, in one tensor, the outputs [n, k] that are most likely after its rows, their probabilities [n,
@@ -31,8 +33,7 @@ class Look:
         found: `levels` on the host, once all are known.
     """
 
-    width: int
-    depth: int
+    plan: tuple[Level, ...]
     ends: torch.Tensor
     logits: list[torch.Tensor] = field(default_factory=list)
     levels: list[torch.Tensor] = field(default_factory=list)
@@ -54,12 +55,12 @@ class Look:
     @property
     def alike(self) -> Hashable:
         """Equal for those that go on in the same way."""
-        return self.width, self.depth, len(self.levels), len(self.logits[-1]), len(self.ends)
+        return self.plan, len(self.levels), len(self.logits[-1]), len(self.ends)
 
     @property
     def last(self) -> bool:
         """Whether nothing is read after the rows that were read last."""
-        return len(self.levels) == self.depth
+        return len(self.levels) == len(self.plan)
 
 
 def look(head: DraftHead, looks: Ordered[Look]) -> None:
@@ -76,9 +77,9 @@ def look(head: DraftHead, looks: Ordered[Look]) -> None:
         # Float64 holds ids, too.
         host = torch.cat([level for each in done for level in each.levels]).cpu().numpy()
         for each in done:
-            for level, logits in zip(each.levels, each.logits, strict=True):
+            for level, logits, planned in zip(each.levels, each.logits, each.plan, strict=True):
                 own, host = host[: len(level)], host[len(level) :]
-                n, k = len(logits), min(each.width, logits.shape[1])
+                n, k = len(logits), min(planned.children, logits.shape[1])
                 ids, chances, chosen = np.split(own, (n * k, 2 * n * k))
                 known = ids.astype(np.int64).reshape(n, k), chances.astype(np.float32).reshape(n, k)
                 each.found.append((*known, chosen.astype(np.int64)))
@@ -88,11 +89,12 @@ def _go_on(head: DraftHead, group: Ordered[Look]) -> None:
     """Choose what texts that are alike read next."""
     first = group[0]
     rows = torch.stack([each.logits[-1] for each in group]).float()
-    texts, k = len(rows), min(first.width, rows.shape[2])
+    planned = first.plan[len(first.levels)]
+    texts, k = len(rows), min(planned.children, rows.shape[2])
     most, best = rows.topk(k, dim=-1)
     chances = (most - rows.logsumexp(dim=-1, keepdim=True)).exp()
     known = best.double().flatten(1), chances.double().flatten(1)
-    if len(first.levels) + 1 == first.depth:
+    if len(first.levels) + 1 == len(first.plan):
         for each, level in zip(group, torch.cat(known, dim=1), strict=True):
             each.levels.append(level)
         return
@@ -102,8 +104,11 @@ def _go_on(head: DraftHead, group: Ordered[Look]) -> None:
         reached = torch.stack([each.scores for each in group if each.scores is not None])[..., None] + reached
     ended = (tokens[..., None] == torch.stack([each.ends for each in group])[:, None]).any(dim=-1)
     reached = reached.flatten(1).masked_fill(ended, -torch.inf)
-    # Of equals the first ones, and all of them in order, as policies choose on the host.
-    chosen = reached.sort(dim=-1, descending=True, stable=True).indices[:, : first.width].sort(dim=-1).values
+    if isinstance(planned.read, int):
+        # Of equals the first ones, and all of them in order, as policies choose on the host.
+        chosen = reached.sort(dim=-1, descending=True, stable=True).indices[:, : planned.read].sort(dim=-1).values
+    else:
+        chosen = to_device(np.array(planned.read), rows.device).expand(texts, -1)
     above, size = chosen // k, chosen.shape[1]
     own = torch.eye(size, dtype=torch.bool, device=rows.device).expand(texts, size, size)
     if first.seen is not None:

@@ -83,11 +83,15 @@ class Growing:
         found = laws.gather(-1, torch.from_numpy(np.maximum(ids, 0)).to(laws.device)).double().cpu().numpy()
         return ids, np.where(ids >= 0, found, -np.inf), scores
 
+    @property
+    def _whole(self) -> bool:
+        """Whether distributions are worked out whole: those that are remembered as drawn from, or sharpened."""
+        sharpened = self.seq.request.sampler.greedy and self.temperature != 1.0
+        return sharpened or (self.seq.request.acceptance_rule.requirements.laws and self.origin != "deterministic")
+
     def _most_likely(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The most likely children of `nodes` [m]: ids and log-probabilities [m, width]."""
-        # Only what must be remembered as drawn from, or sharpened, is worked out whole.
-        sharpened = self.seq.request.sampler.greedy and self.temperature != 1.0
-        if sharpened or (self.seq.request.acceptance_rule.requirements.laws and self.origin != "deterministic"):
+        if self._whole:
             return topk((yield from self.expand(nodes)), width)
         tree = DraftTree(self.tokens, self.parents)
         return (yield from self.expander.most_likely(self.seq, tree, nodes.tolist(), width))
@@ -128,6 +132,8 @@ class Growing:
         """The tree of the children at the template's ranks, a pass per level."""
         nodes = np.full(len(template.parents), -1)
         nodes[0] = 0
+        if not (self.by_chance or self._whole):
+            yield from self.expander.read_ahead(self.seq, template.plan[: self.budget.depth]) or ()
         for places, above, place in template.levels:
             alive = np.flatnonzero(nodes[above] >= 0)
             alive = alive[np.isin(nodes[above[alive]], self.open(nodes[above[alive]]))]

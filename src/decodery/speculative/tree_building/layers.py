@@ -10,7 +10,7 @@ import numpy as np
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
-from decodery.step.tree_drafter import TreeDrafter
+from decodery.step.tree_drafter import Level, TreeDrafter
 
 from .frequency import best
 
@@ -54,7 +54,7 @@ def grow_layers(
     tree, scores = DraftTree.root(seq.last_token), np.zeros(1)
     frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
-    if stop is None and (reading := expander.read_ahead(seq, width, depth, shaped=shaped)) is not None:
+    if stop is None and (reading := expander.read_ahead(seq, (Level(width, width),) * depth, shaped=shaped)):
         yield from reading
     while levels < depth and len(frontier):
         ids, values = yield from expander.most_likely(seq, tree, frontier.tolist(), width, shaped=shaped)

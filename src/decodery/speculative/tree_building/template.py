@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.step.draft_length_policy import LARGEST, Budget
 from decodery.step.draft_tree import DraftTree, Origin
+from decodery.step.tree_drafter import Level
 
 from .stages import most_likely
 
@@ -110,6 +111,17 @@ class Template:
     def levels(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """For every depth: its nodes [m], their parents [a] (each once), and which of these each node has [m]."""
         return self._levels
+
+    @cached_property
+    def plan(self) -> tuple[Level, ...]:
+        """What is to be read ahead where nothing but ranks chooses nodes."""
+        found = []
+        for number, (nodes, _, place) in enumerate(self._levels, start=1):
+            children = int(self.ranks[nodes].max()) + 1
+            places = dict(zip(nodes.tolist(), (place * children + self.ranks[nodes]).tolist(), strict=True))
+            following = self._levels[number][1].tolist() if number < len(self._levels) else []
+            found.append(Level(children, tuple(places[node] for node in following)))
+        return tuple(found)
 
     @lru_cache(maxsize=64)  # noqa: B019  # templates are few and live long
     def within(self, nodes: int, depth: int) -> Template:

@@ -57,6 +57,7 @@ OTHERS = [
     *((f"{name}, chain", NUCLEUS, 2) for name in CHAINED),
     *((f"{name}, tree", NUCLEUS, 2) for name in ("medusa", "clover", "chimera", "longspec", "dspark")),
     ("mtp, captured tree", NUCLEUS, 2),
+    ("eagle-3, fixed shape", GREEDY, 2),
 ]
 
 
@@ -81,6 +82,8 @@ def made(name: str, device: str) -> Drafter:
     drafter = replace(drafter, head=TrainedHead(own.kind, tensors, own.settings))
     if "chain" in name:
         return replace(drafter, tree_policy=None)
+    if "shape" in name:
+        return replace(drafter, tree_policy="fixed-tree:paths=0/1/2/0:0/0:1/2:0/2:0:0/0:1:0")
     return replace(drafter, tree_policy="eagle-2:nodes=24,width=4,depth=3") if "tree" in name else drafter
 
 

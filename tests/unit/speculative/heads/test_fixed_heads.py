@@ -8,16 +8,20 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
+import torch
 
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.cache import page_pool
 from decodery.models.cache.device_tables import DeviceTables
+from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
 from decodery.speculative.heads.drafter import TrainedDrafter
 from decodery.speculative.heads.fixed_shapes import LayerRows
 from decodery.speculative.heads.head import TrainedHead
+from decodery.speculative.heads.recurrent import RecurrentHead
 from decodery.testing import tiny_transformer
+from far import moved
 from methods import DRAFTERS
 from recordings import heads_at_fixed_shapes, recording
 
@@ -40,9 +44,10 @@ def shaken(name: str, **layer: Any) -> TrainedDrafter:
     return replace(drafter, head=TrainedHead(own.kind, tensors, settings))
 
 
-def drafts(drafter: TrainedDrafter, *, more: int = 0) -> list[Any]:
+def drafts(drafter: TrainedDrafter, *, more: int = 0, device: str = "cpu") -> list[Any]:
     """What was written and drafted after three prompts, and after `more` that come later."""
-    engine = Engine(tiny_transformer(0, num_layers=4))
+    target = tiny_transformer(0, num_layers=4)
+    engine = Engine(Transformer(target.config, moved(target.weights, device)))
 
     def submit(first: int, last: int) -> list[Any]:
         return [
@@ -73,6 +78,17 @@ def test_recorded_passes_draft_what_ordinary_ones_draft(name: str, monkeypatch: 
             assert drafts(drafter) == expected
         assert any(shape.texts > 1 for shape in recorded) and len(set(recorded)) == len(recorded) < 12
     assert sum(len(tree) for _, trees in expected for tree in trees if tree is not None) > 20
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="capturing graphs needs a CUDA device")
+@pytest.mark.parametrize("name", KINDS)
+def test_replayed_graphs_draft_what_ordinary_passes_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for drafter in (shaken(name), replace(shaken(name), tree_policy=None)):
+        found = drafts(drafter, device="cuda")
+        with monkeypatch.context() as patch:
+            patch.setattr(RecurrentHead, "fixed", None)
+            assert drafts(drafter, device="cuda") == found
 
 
 @pytest.mark.parametrize("layer", [{"window": 4}, {"sliding": 3}], ids=str)
