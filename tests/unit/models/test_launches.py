@@ -87,13 +87,13 @@ for rows in (*range(1, 20), 33, 48, 64, 100, 256):
     for texts in (1, 2, 3, 16):
         segments = []
         for _ in range(texts):
-            cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=torch.float32)
+            cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=torch.float16)
             cache.reserve(np.arange(rows))
             segments.append(Segment(np.arange(rows), np.zeros(rows, dtype=np.int64), cache=cache))
         step = PagedRows.of(segments, config, [None])
         shape = rows * texts, config.num_kv_heads, config.head_dim
-        queries = torch.zeros(shape[0], config.num_heads, config.head_dim)
-        paged_kernel.attend(step, step.tables[:, 0], 0, queries, *torch.zeros(2, *shape), 1.0, parts=1)
+        queries = torch.zeros(shape[0], config.num_heads, config.head_dim).half()
+        paged_kernel.attend(step, step.tables[:, 0], 0, queries, *torch.zeros(2, *shape).half(), 1.0, parts=1)
     packed_kernel.product(layer, torch.zeros(rows, 32))
 for kernel in kernels.values():
     print(len(kernel.found))
@@ -105,3 +105,29 @@ def test_passes_of_all_sizes_share_compiled_kernels() -> None:
     pytest.importorskip("triton")
     # One; tiles of few rows and of many; 16, 32 and 64 rows.
     assert machine_code(VARIANTS) == [1, 2, 3]
+
+
+SHARED = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from decodery.models.cuda import paged_kernel
+
+kernel = paged_kernel._attend
+for dtype, name, rows in ((torch.bfloat16, "*bf16", 64), (torch.float32, "*fp32", 16)):
+    sizes = {"HEADS": 8, "GROUP": 4, "DIM": 256, "WIDE": 256, "ROWS": rows, "CAPPED": False, "SINKS": False, "PARTS": 1}
+    sizes |= {"BLOCK": paged_kernel.block_of(256, dtype), "PAGE": 16 * 256, "CODED": 0}
+    kinds = {name: "*i32" for name in ("table", "tiles", "begins", "bits")} | {"scale": "fp32", "cap": "fp32"}
+    integers = ("rows", "query_row", "of_place", "of_head", "words")
+    kinds = {each: kinds.get(each, "i32" if each in integers else name) for each in kernel.arg_names}
+    kinds |= dict.fromkeys(sizes, "constexpr") | dict.fromkeys(("largest", "sums"), "*fp32")
+    attrs = {(number,): [["tt.divisibility", 16]] for number, each in enumerate(kinds) if kinds[each] == name}
+    found = compile(ASTSource(kernel, kinds, constexprs=sizes, attrs=attrs), target=GPUTarget("cuda", 86, 32))
+    print(found.metadata.shared)
+"""
+
+
+def test_the_widest_heads_fit_the_memory_of_a_small_card() -> None:
+    pytest.importorskip("triton")
+    assert max(machine_code(SHARED)) <= 99 << 10

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _SLOTS = tl.constexpr(16)
 """Slots of a page, as `page_pool.SLOTS`."""
 _BLOCK = 64
+_ROOM = {2: 16384, 4: 8192}
+"""Bytes of a block of keys, by those of a number: two blocks of keys and two of values fit the 99 KB of a small card.
+Products of float32 are written out number by number, and large blocks take minutes to compile."""
 _MOST_PARTS = 16
 _OFF_CUDA = 4
 """Multiprocessors that the interpreter counts on."""
@@ -205,8 +208,8 @@ def attend(
         found if sinks is None else sinks, into, best, mass,
         scale, cap, rows, queries.stride(0), of_place, of_head, layout.words,
         HEADS=heads, GROUP=group, DIM=dim, WIDE=wide,
-        ROWS=max(triton.next_power_of_2(layout.tile_rows * group), 16), BLOCK=_BLOCK, CAPPED=cap != 0.0,
-        SINKS=sinks is not None, PARTS=parts, PAGE=page, CODED=coding,
+        ROWS=max(triton.next_power_of_2(layout.tile_rows * group), 16), BLOCK=block_of(wide, queries.dtype),
+        CAPPED=cap != 0.0, SINKS=sinks is not None, PARTS=parts, PAGE=page, CODED=coding,
     )  # fmt: skip
     if parts > 1:
         _join[rows, heads](
@@ -214,6 +217,16 @@ def attend(
             HEADS=heads, DIM=dim, WIDE=wide, SINKS=sinks is not None, PARTS=parts,
         )  # fmt: skip
     return found.view(rows, heads * dim)
+
+
+def block_of(wide: int, dtype: torch.dtype) -> int:
+    """Slots that a program attends to at a time.
+
+    Args:
+        wide: Of a head, a power of two.
+        dtype: Of queries.
+    """
+    return max(min(_ROOM[dtype.itemsize] // (wide * dtype.itemsize), _BLOCK), 16)
 
 
 @lru_cache

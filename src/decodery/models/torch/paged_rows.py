@@ -79,7 +79,7 @@ class PagedRows:
         pool, counts = caches[0].pages.pool, [len(segment) for segment in segments]
         assert isinstance(pool, TensorPool)
         tables = pool.tables(*caches[0].pages.table.shape[:2])
-        tile_rows = rows_of_tile(max(counts), config.num_heads // config.num_kv_heads)
+        tile_rows = rows_of_tile(max(counts), config.num_heads // config.num_kv_heads, pool.dtype)
         tiles = sum(-(-n // tile_rows) for n in counts)
         words = -(-max(segment.retained + len(segment) for segment in segments) // BITS)
         layout = Layout(sum(counts), words, len(windows), tiles, tile_rows)
@@ -204,14 +204,17 @@ def windows_of(config: ModelConfig) -> list[int | None]:
     return list(dict.fromkeys(config.window(layer) for layer in range(config.num_layers)))
 
 
-def rows_of_tile(most: int, group: int) -> int:
+def rows_of_tile(most: int, group: int, held: torch.dtype) -> int:
     """Rows of a text that a kernel takes together.
 
     Args:
         most: Rows that texts have at most.
         group: Heads that share keys and values.
+        held: What pages hold.
     """
-    return max((_SMALL if most * group <= _SMALL else _LARGE) // group, 1)
+    # Kernels write products of float32 out.
+    few = most * group <= _SMALL or held.itemsize > 2
+    return max((_SMALL if few else _LARGE) // group, 1)
 
 
 def serves(segment: Segment, config: ModelConfig) -> bool:
