@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +19,14 @@ from typing import Any
 
 PASSED, FAILED, MEASURED, REFUSED, STOPPED, NOT_RUN = "passed", "failed", "measured", "refused", "stopped", "not run"
 SCHEMA, KIND = 1, "gpu"
-GRACE = 10.0
-"""Seconds that a check which no signal interrupts may go on after the kit's end; then the process ends."""
+RESULTS, DOING = "gpu.json", ".doing.json"
+"""Names in `out`: what was found, and which check is in progress."""
+ASKED = 5.0
+"""Seconds in which a device is to say whether it still computes."""
+
+
+class Broken(BaseException):
+    """The device answers no more: another process is to go on."""
 
 
 class NotRunError(Exception):
@@ -46,25 +51,32 @@ class Row:
 
 @dataclass
 class Kit:
-    """One run. settings: what it was asked for; facts: of the machine, once they are known; at_end: prints a table."""
+    """One run.
+
+    settings: what it was asked for; begun: when, by `monotonic`; facts: of the machine, once they are known; alive:
+    whether the device still computes. Checks whose rows are in `out` already are not run again.
+    """
 
     out: Path
     minutes: float
     settings: dict[str, Any]
+    begun: float = field(default_factory=monotonic)
     facts: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     complete: bool = False
-    at_end: Callable[[Kit], None] = lambda kit: None
+    alive: Callable[[], bool] = lambda: True
 
     def __post_init__(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
-        self._begun = monotonic()
-        self._until = self._begun + 60 * self.minutes
+        self._until = self.begun + 60 * self.minutes
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
-        (self.out / "gpu.log").write_text("", encoding="utf-8")
-        self._watch = threading.Timer(60 * self.minutes + GRACE, self._give_up)
-        self._watch.daemon = True
-        self._watch.start()
+        if (self.out / RESULTS).is_file():
+            earlier = json.loads((self.out / RESULTS).read_text(encoding="utf-8"))
+            self.created, self.rows = earlier["created"], [Row(**row) for row in earlier["rows"]]
+
+    def done(self, part: str, name: str) -> Row | None:
+        """The row of a check that was run, None where it was not."""
+        return next((row for row in self.rows if (row.part, row.check) == (part, name)), None)
 
     @property
     def left(self) -> float:
@@ -77,7 +89,7 @@ class Kit:
 
     def note(self, text: str) -> None:
         """A line for the log and for who is watching."""
-        line = f"[{monotonic() - self._begun:6.1f} s] {text}"
+        line = f"[{monotonic() - self.begun:6.1f} s] {text}"
         print(line, flush=True)
         with (self.out / "gpu.log").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -107,10 +119,17 @@ class Kit:
 
         Returns:
             The row, which is in the results file already.
+
+        Raises:
+            Broken: If the device answers no more.
         """
         from decodery.core.errors import SettingsError, UnsupportedModel
 
+        if (known := self.done(part, name)) is not None:
+            return known
         begun, room, values = monotonic(), self.reserve(keeps), dict[str, Any]()
+        doing = {"part": part, "check": name, "begun": begun, "end": begun + min(most, room)}
+        (self.out / DOING).write_text(json.dumps(doing), encoding="utf-8")
         try:
             if room < needs:
                 raise NotRunError(f"{room:.0f} s were left for it, and it needs {needs:.0f}")
@@ -129,11 +148,19 @@ class Kit:
         self.rows.append(row)
         self.note(f"{part} | {name} | {outcome} | {says}")
         self.write()
+        if outcome in (FAILED, STOPPED):
+            # A device that hangs does not say so.
+            doing |= {"end": monotonic() + ASKED, "written": True}
+            (self.out / DOING).write_text(json.dumps(doing), encoding="utf-8")
+            if not self.alive():
+                self.note("the device answers no more: another process goes on")
+                raise Broken
+        (self.out / DOING).unlink()
         return row
 
     def write(self) -> None:
         """The results file as it is now, whole or not at all."""
-        path = self.out / "gpu.json"
+        path = self.out / RESULTS
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(dumped(self.result()), encoding="utf-8")
         temporary.replace(path)
@@ -147,7 +174,7 @@ class Kit:
             "command": shlex.join(["python", *sys.argv]),
             "commit": commit(),
             "created": self.created,
-            "seconds": round(monotonic() - self._begun, 1),
+            "seconds": round(monotonic() - self.begun, 1),
             "machine": None,
             **self.facts,
             "settings": self.settings,
@@ -155,18 +182,9 @@ class Kit:
         }
 
     def finish(self) -> None:
-        """Write everything a last time and stop watching the clock."""
+        """Write everything a last time."""
         self.complete = True
-        self._watch.cancel()
         self.write()
-        self.at_end(self)
-
-    def _give_up(self) -> None:
-        """End a process whose check does not return, as one that waits for a device does not."""
-        self.note(f"the last check did not return {GRACE:.0f} s after the end: the process ends here")
-        self.write()
-        self.at_end(self)
-        os._exit(3)
 
 
 def commit() -> str | None:

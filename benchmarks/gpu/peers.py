@@ -37,6 +37,8 @@ def clone(model: Transformer) -> Any:
         head_dim=config.head_dim,
         max_position_embeddings=config.max_positions,
         rms_norm_eps=config.norm_eps,
+        # Version 4 of transformers reads the one, version 5 the other.
+        rope_theta=config.rope.theta,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
         tie_word_embeddings=config.tie_embeddings,
         bos_token_id=None,

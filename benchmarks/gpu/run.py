@@ -1,10 +1,11 @@
 """Prove and measure the GPU path in ten minutes: `make gpu`, on one NVIDIA GPU and without a network.
 
-    python benchmarks/gpu/run.py --out OUT [--minutes 9] [--parts A,B,C] [--from EARLIER_OUT]
+    python benchmarks/gpu/run.py --out OUT [--minutes 9] [--parts A,B,C,D] [--from EARLIER_OUT]
     python benchmarks/gpu/run.py --device cpu --size tiny        the same script, in a minute, without a GPU
 
-Part A checks that what the device computes is right, part B measures it, part C trains a draft head. After every check
-`gpu.json` and `gpu.log` are complete; the table comes last. See docs/gpu.md for what to bring to a bare machine.
+Part A checks that what the device computes is right, part B measures it, part C trains a draft head, part D checks all
+drafters. After every check `gpu.json` and `gpu.log` are complete; the table comes last. A check that breaks its process
+or hangs costs its own line. See docs/gpu.md for what to bring to a bare machine.
 """
 
 from __future__ import annotations
@@ -14,34 +15,58 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import ready
 import report
-from kit import FAILED, PASSED, STOPPED, Kit, NotRunError
+from kit import FAILED, PASSED, RESULTS, STOPPED, Broken, Kit, NotRunError
 from parts import PartsError, join
+from supervise import AGAIN, supervised
 
 LOCAL = ready.ROOT / ".gpu"
-SHARES = {"A": 0.33, "B": 0.42, "C": 0.25}
+SHARES = {"A": 0.22, "B": 0.45, "C": 0.15, "D": 0.18}
 """Of the time, by part; what is left of one goes to those after it."""
 
 
 def main() -> int:
     given = arguments()
+    if given.begun is not None:
+        return checks(given)
+    begun = monotonic()
+    for name in (RESULTS, "gpu.log"):
+        (given.out / name).unlink(missing_ok=True)
+    command = [sys.executable, *sys.argv, "--begun", repr(begun)]
+    result = supervised(command, given.out, begun + 60 * given.minutes)
+    print(f"\nall of it is in {given.out / RESULTS}\n\n{report.table(result)}", flush=True)
+    return int(any(row["outcome"] in (FAILED, STOPPED) for row in result["rows"]))
+
+
+def checks(given: argparse.Namespace) -> int:
+    """What a process of its own does: the checks that are not in the results yet."""
     ready.paths()
+    if given.device == "cpu":
+        # Before anything imports Triton.
+        os.environ["TRITON_INTERPRET"] = "1"
     asked = {name: getattr(given, name) for name in ("device", "size", "minutes", "parts", "model")}
-    kit = Kit(given.out, given.minutes, asked, at_end=show)
+    kit = Kit(given.out, given.minutes, asked, given.begun)
+    kit.write()
     wheels, wrong = ready.install(given.wheels)
-    kit.check("-", "packages", lambda: packages(wheels, wrong), needs=0)
-    kit.facts["machine"] = machine()
-    given.work.mkdir(parents=True, exist_ok=True)
-    kit.check("-", "the model", lambda: brought(given), needs=0)
-    kit.check("-", "the device", lambda: device_of(given), needs=0)
-    if kit.rows[-1].outcome == PASSED:
-        parts(kit, given)
+    try:
+        kit.check("-", "packages", lambda: packages(wheels, wrong), needs=0)
+        kit.facts["machine"] = machine()
+        given.work.mkdir(parents=True, exist_ok=True)
+        if given.model is None and given.size == "tiny":
+            given.model = str(given.work / "model")
+        kit.check("-", "the model", lambda: brought(given), needs=0)
+        if kit.check("-", "the device", lambda: device_of(given), needs=0).outcome == PASSED:
+            kit.alive = lambda: alive(given.device)
+            parts(kit, given)
+    except Broken:
+        return AGAIN
     kit.finish()
-    return int(any(row.outcome in (FAILED, STOPPED) for row in kit.rows))
+    return 0
 
 
 def arguments() -> argparse.Namespace:
@@ -53,14 +78,15 @@ def arguments() -> argparse.Namespace:
     add("--device", default="cuda")
     add("--size", choices=("full", "tiny"), default="full")
     add("--minutes", type=float, default=9.0, help="the kit ends within them (default: %(default)s)")
-    add("--parts", default="A,B,C", help="which parts to run (default: %(default)s)")
+    add("--parts", default="A,B,C,D", help="which parts to run (default: %(default)s)")
     add("--model", help="what stands for the embedded model (default: smollm2; at size tiny a random folder)")
     add("--model-parts", type=Path, default=LOCAL / "parts", help="of `parts.py cut` (default: .gpu/parts)")
     add("--wheels", type=Path, default=ready.ROOT / ".whl", help="wheels of missing packages (default: .whl)")
     add("--from", dest="earlier", type=Path, help="what an earlier run left in OUT: part C goes on from there")
+    add("--begun", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if unknown := set(given.parts.split(",")) - set(SHARES):
-        parser.error(f"--parts knows A, B and C, not {', '.join(sorted(unknown))}")
+        parser.error(f"--parts knows A, B, C and D, not {', '.join(sorted(unknown))}")
     if not 0 < given.minutes <= 600:
         parser.error(f"--minutes lies between 0 and 600, not at {given.minutes}")
     return given
@@ -103,10 +129,9 @@ def brought(given: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """The model, joined of its parts where they were brought; at size tiny a random one."""
     from decodery.models.loaders.package_index import gguf_path, is_pulled
 
-    if given.model is None and given.size == "tiny":
+    if given.model == str(given.work / "model"):
         from tiny_models import make_model, save
 
-        given.model = str(given.work / "model")
         if not (given.work / "model" / "config.json").is_file():
             save(make_model("llama"), given.work / "model")
         return "a small random one stands for the embedded model", {}
@@ -133,6 +158,16 @@ def device_of(given: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     return f"{device}: {name}", {"memory_gib": _memory(device)}
 
 
+def alive(device: str) -> bool:
+    """Whether a device still computes: after some faults all that follows in a process fails."""
+    import torch
+
+    try:
+        return float(torch.ones(2, device=device, dtype=torch.float32).sum()) == 2.0
+    except RuntimeError:
+        return False
+
+
 def _memory(device: Any) -> float | None:
     import torch
 
@@ -143,6 +178,7 @@ def parts(kit: Kit, given: argparse.Namespace) -> None:
     """The parts that were asked for, in order; those that were not are written down as such."""
     import torch
     from correctness import Correctness
+    from kernel_checks import Kernels
     from speed import Speed
     from training import Training
 
@@ -152,10 +188,13 @@ def parts(kit: Kit, given: argparse.Namespace) -> None:
     def keeps(part: str) -> float:
         return 60 * given.minutes * sum(share for later, share in SHARES.items() if later > part and later in wanted)
 
+    # What these find not to work is left out of all parts.
+    Kernels(kit, device, few, keeps("A")).run()
     runs = {
         "A": lambda: Correctness(kit, device, load, few, keeps("A")).run(),
         "B": lambda: Speed(kit, device, load, few, keeps("B")).run(),
-        "C": lambda: Training(kit, device, load, few, given.work, given.earlier).run(),
+        "C": lambda: Training(kit, device, load, few, keeps("C"), given.work, given.earlier).run(),
+        "D": lambda: Correctness(kit, device, load, few, 0.0).rest(),
     }
     for part, run in runs.items():
         if part in wanted:
@@ -188,12 +227,6 @@ def loader(given: argparse.Namespace) -> Any:
         return found
 
     return loaded
-
-
-def show(kit: Kit) -> None:
-    """The table, last."""
-    kit.note(f"all of it is in {kit.out / 'gpu.json'}")
-    print("\n" + report.table(kit.result()), flush=True)
 
 
 if __name__ == "__main__":

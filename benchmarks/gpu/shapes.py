@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
+from decodery.models.cache import page_pool
 from decodery.models.config import ModelConfig, Rope
 from decodery.models.cuda.graphs import StaticPasses
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights
 from decodery.testing import tiny_transformer
 
-"""Bytes for the caches of passes at fixed shapes, off CUDA."""
+
+@contextmanager
+def pools_of_pytorch() -> Iterator[None]:
+    """Within it texts on the CPU keep their pages as on other devices, so that their passes have fixed shapes too."""
+    kept = page_pool.library, page_pool._pools
+    page_pool.library, page_pool._pools = lambda: None, WeakValueDictionary()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        page_pool.library, page_pool._pools = kept
 
 
 @dataclass(frozen=True)

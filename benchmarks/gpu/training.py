@@ -35,8 +35,9 @@ class _TimeUp(Exception):
 
 @dataclass(frozen=True)
 class Training:
-    """What part C needs. work: a folder that stays between runs, for texts, features and the checkpoint.
+    """What part C needs. keeps: seconds for what comes later.
 
+    work: a folder that stays between runs, for texts, features and the checkpoint.
     earlier: what an earlier run left in its `out`, to go on from on another machine; None for nothing.
     """
 
@@ -44,6 +45,7 @@ class Training:
     device: torch.device
     load: Callable[[str, torch.device], Any]
     few: bool
+    keeps: float
     work: Path
     earlier: Path | None
 
@@ -55,10 +57,15 @@ class Training:
 
     def run(self) -> None:
         """Texts, the head, and whether a drafter takes it."""
-        most = self.kit.left
-        self.kit.check("C", "texts of the model", self.texts, needs=5, most=most, outcome=MEASURED)
-        self.kit.check("C", "training a head", self.head, needs=5, most=most, outcome=MEASURED)
-        self.kit.check("C", "drafting with the head on the CPU", self.drafts, needs=5, outcome=PASSED)
+        most, keeps = self.kit.left, self.keeps
+        self.kit.check("C", "texts of the model", self.texts, needs=5, most=most, keeps=keeps, outcome=MEASURED)
+        self.kit.check("C", "training a head", self.head, needs=5, most=most, keeps=keeps, outcome=MEASURED)
+        self.kit.check("C", "drafting with the head on the CPU", self.drafts, needs=5, keeps=keeps, outcome=PASSED)
+
+    @property
+    def _left(self) -> float:
+        """Seconds that are left for this part."""
+        return self.kit.reserve(self.keeps)
 
     @property
     def _text(self) -> Path:
@@ -85,7 +92,7 @@ class Training:
                 built_in_prompts(loaded, count),
                 self._text,
                 max_new_tokens=tokens,
-                progress=self._until(monotonic() + 0.4 * self.kit.left),
+                progress=self._until(monotonic() + 0.4 * self._left),
             )
             ended = "all of them"
         except _TimeUp:
@@ -115,7 +122,7 @@ class Training:
         if self.earlier is not None and (self.earlier / HEAD).is_file():
             start = TrainedHead.load(self.earlier / HEAD)
         try:
-            until = self._until(monotonic() + self.kit.left - (2 if self.few else 20))
+            until = self._until(monotonic() + self._left - (2 if self.few else 20))
             run = Run(loaded, self._head, (self.recipe,), progress=until, command="make gpu")
             train_head(run, head_kind("eagle-3"), corpus, start=start)
             ended = "to the end of its plan"

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import zipfile
 from argparse import Namespace
+from importlib.util import find_spec
 from itertools import chain, count, repeat
 from math import inf
 from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +21,13 @@ import torch
 import training
 from correctness import Correctness
 from filelock import FileLock
+from kernel_checks import Kernels
 from kit import Kit, NotRunError
 from parts import PartsError, cut, join
 from ready import missing
+from report import targets
 from run import loader, parts
+from supervise import supervised
 
 from decodery.core.errors import UnsupportedModel
 from decodery.speculative.heads.head import TrainedHead
@@ -80,12 +86,16 @@ def test_all_parts_run_and_nothing_is_left_out_silently(whole: Run) -> None:
     assert outcomes == {"passed", "measured", "not run"} and result["complete"]
     assert all(row["says"] for row in result["rows"])
     checks = rows(result, "A")
-    assert checks["tests that need CUDA"]["says"] == "all 6 were skipped: capturing graphs needs a CUDA device"
-    left = {name for name, row in checks.items() if row["outcome"] == "not run"} - {"tests that need CUDA"}
+    assert checks["kernels: graphs"]["outcome"] == checks["steps from embeddings to tokens"]["outcome"] == "passed"
+    kernels = {checks[f"kernels: {what}"]["outcome"] for what in ("attention", "rows", "weights")}
+    assert kernels == {"passed" if find_spec("triton") else "not run"}
+    more = rows(result, "D")
+    assert more["tests: graphs"]["says"] == "all 6 were skipped: capturing graphs needs a CUDA device"
+    left = {name for name, row in more.items() if row["outcome"] == "not run"} - {"tests: graphs"}
     assert left and all(name.startswith("drafter ") for name in left)
     # The table comes last, a line for each check and one for the run.
     table = printed.rstrip().splitlines()[-len(result["rows"]) - 2 :]
-    assert table[0].startswith("-     packages") and table[-1].endswith("measured")
+    assert table[0].startswith("-     packages") and " measured" in table[-1]
     assert sorted(path.name for path in out.iterdir()) == ["gpu.json", "gpu.log", "head.safetensors", "texts.zip"]
     assert result["machine"]["torch"] and result["machine"]["transformers"]
 
@@ -120,13 +130,14 @@ def test_training_goes_on_from_what_an_earlier_run_left(
     monkeypatch.setenv("DECODERY_HOME", str(out.parent / "home"))
     given = Namespace(model=str(out.parent / "work" / "model"), device="cpu", size="tiny", minutes=0.5, parts="C")
     given.work, given.earlier = tmp_path / "work", out
+    monkeypatch.setattr("kernel_checks.Kernels", lambda *given: SimpleNamespace(run=lambda: None))
     parts(kit, given)
     result = kit.result()
     texts, head = (rows(result, "C")[name] for name in ("texts of the model", "training a head"))
     assert texts["values"]["of_earlier_runs"] == texts["values"]["texts"] == 40
     assert head["says"].startswith("from an earlier head, ")
     left = {row["part"]: row["says"] for row in result["rows"] if row["outcome"] == "not run"}
-    assert left == {"A": "--parts left it out", "B": "--parts left it out"}
+    assert left == dict.fromkeys("ABD", "--parts left it out")
 
 
 def test_without_the_device_it_says_so_at_once(tmp_path: Path) -> None:
@@ -149,9 +160,7 @@ def test_passes_at_fixed_shapes_keep_to_their_device(kit: Kit) -> None:
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Any:
-    made = Kit(tmp_path / "out", 0.5, {"device": "cpu", "size": "tiny"})
-    yield made
-    made._watch.cancel()
+    return Kit(tmp_path / "out", 0.5, {"device": "cpu", "size": "tiny"})
 
 
 def test_the_results_are_whole_after_every_check(kit: Kit) -> None:
@@ -181,21 +190,80 @@ def test_the_results_are_whole_after_every_check(kit: Kit) -> None:
     assert "second line" in log and "Traceback" in log
 
 
-def test_a_check_that_does_not_return_ends_the_process_with_what_there_is(tmp_path: Path) -> None:
+def test_a_check_that_breaks_its_process_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, hanging, leaving a device that answers no more, or hanging while it is asked whether it does."""
     code = f"""
-import signal, sys, time
+import os, signal, sys, time
+from pathlib import Path
 sys.path[:0] = [{str(ROOT / "benchmarks" / "gpu")!r}, {str(ROOT / "src")!r}]
 import kit
-kit.GRACE = 0.5
-made = kit.Kit(__import__("pathlib").Path({str(tmp_path)!r}), 0.08, {{}}, at_end=lambda each: print("the table"))
-made.check("A", "first", lambda: ("done", {{}}), needs=0)
+from kit import Broken, Kit
+kit.ASKED = 0.1
+made = Kit(Path({str(tmp_path)!r}), 1.0, {{}})
+made.write()
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
-made.check("A", "second", lambda: time.sleep(60), needs=0)
+def fails():
+    raise ValueError("an illegal address")
+bodies = [lambda: ("well", {{"x": 1}}), lambda: os.kill(os.getpid(), signal.SIGKILL), lambda: time.sleep(60)]
+bodies += [fails, fails, lambda: ("well", {{}})]
+alive = {{3: lambda: False, 4: lambda: time.sleep(60)}}
+try:
+    for number, body in enumerate(bodies):
+        made.alive = alive.get(number, made.alive)
+        made.check("A", str(number), body, needs=0, most=0.1)
+except Broken:
+    sys.exit(75)
+made.finish()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
-    assert done.returncode == 3 and done.stdout.rstrip().endswith("the table")
-    result = json.loads((tmp_path / "gpu.json").read_text())
-    assert [row["check"] for row in result["rows"]] == ["first"] and not result["complete"]
+    monkeypatch.setattr("supervise.GRACE", 0.5)
+    result = supervised([sys.executable, "-c", code], tmp_path, monotonic() + 60)
+    found = [(row["check"], row["outcome"]) for row in result["rows"]]
+    wanted = ("passed", "failed", "stopped", "failed", "failed", "passed")
+    assert found == [*zip("012345", wanted, strict=True)] and result["complete"]
+    says = [row["says"] for row in result["rows"]]
+    assert says[1] == "it ended its process with signal SIGKILL" and "its process was ended" in says[2]
+    assert says[3] == says[4] == "ValueError: an illegal address" and result["rows"][0]["values"] == {"x": 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gpu.json", "gpu.log"]
+
+
+def test_the_time_ends_a_process_between_its_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu.json").write_text(json.dumps({"rows": [], "complete": False}))
+    monkeypatch.setattr("supervise.GRACE", 0.2)
+    result = supervised([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path, monotonic())
+    assert result == {"rows": [], "complete": False}
+
+
+def test_what_does_not_work_is_switched_off_for_all_that_follows(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    off: list[str] = []
+    monkeypatch.setattr("kernel_checks.switch_off", off.append)
+    checks = Kernels(kit, torch.device("cpu"), True, 0.0)
+
+    def wrong(self: Kernels) -> Any:
+        raise RuntimeError("out of resources")
+
+    for what in ("attention", "rows", "weights", "graphs"):
+        monkeypatch.setattr(Kernels, what, wrong if what in ("attention", "graphs") else lambda self: ("well", {}))
+    checks.run()
+    assert off == ["attention", "graphs"]
+    # Another process finds the rows.
+    off.clear()
+    Kernels(Kit(kit.out, 0.5, {}), torch.device("cpu"), True, 0.0).run()
+    assert off == ["attention", "graphs"]
+
+
+def test_targets_are_told_from_what_was_measured() -> None:
+    def row(check: str, **values: Any) -> dict[str, Any]:
+        return {"part": "B", "check": check, "values": values}
+
+    measured = [
+        row("8B: weights", floor_ms=4.0),
+        row("8B: a step of 1 text", step_ms=4.5, kernel_ms=4.41),
+        row("8B: 1 text", plain={"tokens_per_s": 200.0}),
+        row("8B: 64 texts", plain={"tokens_per_s": 9000.0}),
+        row("SmolLM2-135M: 1 text", plain={"tokens_per_s": 1200.0}),
+    ]
+    found = [said for _, said, _ in targets({"rows": measured})]
+    assert found == ["1.12", "not measured", "45.0", "2.0%", "1,200", "not measured"]
 
 
 def test_a_file_goes_in_parts_and_comes_out_whole(tmp_path: Path) -> None:
@@ -226,7 +294,7 @@ def test_a_training_whose_time_is_over_leaves_its_head_and_goes_on(
     _, _, out = whole
     monkeypatch.setenv("DECODERY_HOME", str(out.parent / "home"))
     model = str(out.parent / "work" / "model")
-    made = training.Training(kit, torch.device("cpu"), loader(Namespace(model=model)), True, tmp_path, None)
+    made = training.Training(kit, torch.device("cpu"), loader(Namespace(model=model)), True, 0.0, tmp_path, None)
     made.texts()
     # A checkpoint with every validation, and the end at the fourth report, however fast this machine is.
     validations, reports = count(step=100), chain([0.0] * 4, repeat(inf))

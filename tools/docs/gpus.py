@@ -18,11 +18,21 @@ def runs() -> str:
             run["settings"]["size"],
             run["machine"]["torch"],
             f"{run['seconds']:.0f}",
-            *(_outcomes(run, part) for part in "ABC"),
+            *(_outcomes(run, part) for part in "ABCD"),
         ]
         for run in found
     ]
-    columns = ["when", "device", "size", "PyTorch", "seconds", "A: correctness", "B: speed", "C: training"]
+    columns = [
+        "when",
+        "device",
+        "size",
+        "PyTorch",
+        "seconds",
+        "A: correctness",
+        "B: speed",
+        "C: training",
+        "D: drafters, tests",
+    ]
     on_gpu = [run for run in found if _gpu(run)]
     if on_gpu:
         newest = on_gpu[-1]
