@@ -43,7 +43,8 @@ CLOSE = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 """By dtype: how far logits may be from the float64 ones of the CPU, as the ratio of their norms."""
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 """In nats: where texts may part, because passes of several rows round otherwise."""
-TESTS = "graphs", "paged_rows", "packed_linear", "fused"
+TESTS = {name: f"models/test_{name}.py" for name in ("graphs", "paged_rows", "packed_linear", "fused")}
+TESTS["fixed_heads"] = "speculative/heads/test_fixed_heads.py"
 """Files whose tests run on the device."""
 _HEADLESS = "auto without a head"
 _FEW = (_HEADLESS, "eagle")
@@ -87,7 +88,7 @@ class Correctness:
         # One of each kind first.
         for name in dict.fromkeys([_HEADLESS, *KINDS, *DRAFTERS]):
             self._check(f"drafter {name}", lambda name=name: self.drafter(name), part="D")
-        for name in TESTS[:1] if self.few else TESTS:
+        for name in [*TESTS][:1] if self.few else TESTS:
             self._check(f"tests: {name}", lambda name=name: self.tests(name), needs=15, part="D")
 
     def _check(self, name: str, body: Callable[[], Said], needs: float = 3.0, part: str = "A") -> None:
@@ -98,7 +99,7 @@ class Correctness:
         """A file of tests that need CUDA, in a process of its own."""
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "tests.xml"
-            command = [sys.executable, "-m", "pytest", "-m", "cuda", f"tests/unit/models/test_{name}.py"]
+            command = [sys.executable, "-m", "pytest", "-m", "cuda", f"tests/unit/{TESTS[name]}"]
             # What compiles for other cards runs anywhere.
             command += ["-o", "addopts=", "-q", "-k", "not for_a_card"]
             command += ["--import-mode=importlib", "-p", "no:cacheprovider", f"--junitxml={report}"]
