@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from time import perf_counter
 
+from decodery.core.threads import one_thread
 from decodery.core.trace import Step
 from decodery.models.step_arrays import StepArrays
 from decodery.models.torch_state import in_plain_state
@@ -139,6 +140,7 @@ def commit(
             ended.append(place)
     if reported:
         report(steps, reported)
+        ended += [place for place in range(n) if place not in ended and texts[place].seq.finish_reason is not None]
     for batch in drafts if drafting or ended else ():
         for place, error in learn(batch, steps, ended).items():
             texts[place].seq.fail(error)
@@ -205,8 +207,9 @@ class Trees:
 
 
 @in_plain_state
+@one_thread()
 def report(steps: StepArrays, reported: Ordered[_Reported]) -> None:
-    """Add the log-probabilities of tokens to those of their texts.
+    """Add the log-probabilities of tokens to those of their texts; texts whose own cannot be made end.
 
     Args:
         steps: The batch after the step.
@@ -215,7 +218,12 @@ def report(steps: StepArrays, reported: Ordered[_Reported]) -> None:
     for top in {text.logprobs for text, _, _ in reported}:
         chosen = [each for each in reported if each[0].logprobs == top]
         rows = [row for _, row, _ in chosen]
-        found = logprobs(steps.logits[rows], [token for _, _, token in chosen], top or 0)
+        try:
+            found = logprobs(steps.logits[rows], [token for _, _, token in chosen], top or 0)
+        except Exception as error:
+            for text in {id(text): text for text, _, _ in chosen}.values():
+                text.seq.fail(error)
+            continue
         for (text, _, _), entry in zip(chosen, found, strict=True):
             text.seq.token_logprobs.append(entry)
 

@@ -110,9 +110,10 @@ def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[Token
         here = tokens[first : first + _TOGETHER]
         rows = torch.log_softmax(logits[first : first + len(here)].float(), dim=-1)
         values, ids = rows.topk(min(top, rows.shape[-1]))
-        chosen = rows[
-            torch.arange(len(here), device="cpu"), torch.tensor(here, dtype=torch.int64, device="cpu")
-        ].tolist()
-        for token, own, near, how in zip(here, chosen, ids.tolist(), values.tolist(), strict=True):
-            found.append(TokenLogprob(token, own, list(zip(near, how, strict=True))))
+        of_tokens = rows.gather(1, torch.tensor(here, dtype=torch.int64, device=rows.device)[:, None])
+        # One copy from a device: ids are exact in float32, too.
+        copied = torch.cat((of_tokens, values, ids.float()), dim=1).tolist()
+        for token, (own, *others) in zip(here, copied, strict=True):
+            near = [int(each) for each in others[values.shape[1] :]]
+            found.append(TokenLogprob(token, own, list(zip(near, others, strict=False))))
     return found

@@ -67,7 +67,9 @@ def test_gemma_reads_back_to_the_right_logits(home: Path, tmp_path: Path) -> Non
         layer.self_attn.scaling = model.config.head_dim**-0.5
         layer.self_attn.layer_type, layer.self_attn.sliding_window = "sliding_attention", model.config.sliding_window
     write_gguf(tmp_path / "tiny.gguf", model, Kind.Q8_0)
-    assert_same_logits(load_exact(tmp_path / "tiny.gguf").model, model)
+    ours = load_exact(tmp_path / "tiny.gguf").model
+    assert_same_logits(ours, model)
+    assert ours.config.image_tokens == (262_144,)
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_1])

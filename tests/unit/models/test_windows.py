@@ -12,7 +12,7 @@ import torch
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
-from decodery.kv_cache.quantized import Quantized
+from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache import cache as caches
@@ -276,16 +276,34 @@ def test_windows_give_back_under_a_policy(kv: CachePolicy, kernels: bool) -> Non
     model = in_int8() if kernels else MODEL
     (alone, held), (given, gives) = (under(model, kv, gives=each) for each in (False, True))
     assert all(torch.equal(one, two) for one, two in zip(alone, given, strict=True))
-    if isinstance(kv, StreamingLLM):
-        # It evicts in layers with a window by itself.
-        assert gives.lengths.max() < len(TEXT) and gives.pages.passed == 0
+    assert gives.policy is not None
+    if not gives.policy.anew or isinstance(kv, StreamingLLM):
+        # What was cut could not be read again, or windows are evicted with all else.
+        assert gives.pages.passed == 0
         return
     assert gives.pages.passed * SLOTS > len(TEXT) - WINDOW - 3 * BEHIND
     table = gives.pages.table
     assert (table[[0, 2], :, : gives.pages.passed] < 0).all() and gives.bytes < held.bytes
-    # What follows a cut far back is read again.
+    assert gives.more_for(len(TEXT) + 40) == held.more_for(len(TEXT) + 40)
+    # What follows a cut far back is read again, and others do not begin with what is left.
+    assert (gives.untouched, held.untouched) == (0, len(PROMPT))
     gives.truncate(len(TEXT) - 4)
     assert gives.next_position == len(TEXT) - 4
-    if not isinstance(kv, Quantized):  # what is stored as integers cannot be cut
-        gives.truncate(20)
-        assert gives.next_position == 0
+    gives.truncate(20)
+    assert gives.next_position == 0
+    segment = Segment.chunk(PROMPT, gives, logit_rows=[len(PROMPT) - 1])
+    assert torch.equal(model.forward(Batch([segment])).logits, alone[0])
+
+
+def test_a_text_that_gave_back_is_no_beginning_under_a_policy() -> None:
+    prefixes = PrefixCache(1 << 26)
+    engine = Engine(MODEL, prefixes=prefixes)
+    texts = []
+    for _ in range(2):
+        text = engine.submit(Request(PROMPT, max_new_tokens=140, cache_policy=Quest(20)))
+        engine.run([text])
+        assert text.cache.pages.passed > len(PROMPT) // SLOTS
+        texts.append(text.tokens)
+        kept = prefixes.find([*PROMPT, 1])
+        assert kept is not None and kept.next_position == len(PROMPT)
+    assert texts[0] == texts[1]

@@ -160,7 +160,7 @@ class KVCache:
     def untouched(self) -> int:
         """How many of the tokens it has read it holds as any text that begins so does."""
         known = self.next_position if self.policy is None else min(self.policy.untouched, self.next_position)
-        return 0 if self.evicted else known
+        return 0 if self.evicted or known < self._reach else known
 
     def takes(self, n: int) -> int:
         """How many of a text's first n tokens it may take from another text before it has read any."""
@@ -387,10 +387,10 @@ class KVCache:
     def release_passed(self) -> None:
         """Let layers with a window give back what no later row sees, some hundreds of positions at a time.
 
-        What marks may come back to stays, and some positions more, for what is cut shortly after. Other layers may have
-        lost slots; those with a window give back nothing once they have.
+        What marks may come back to stays, and some positions more, for what is cut shortly after. Under a policy that
+        leaves something else where a text is read again, all stays: a longer cut begins with nothing.
         """
-        if self.window is None or self.prefix:
+        if self.window is None or self.prefix or not (self.policy is None or self.policy.anew):
             return
         begins = min((self.next_position, *(snapshot.next_position for snapshot in self._snapshots))) - self.window + 1
         if begins < self.pages.passed * SLOTS + 2 * _BEHIND or self._lost(self.pages.windowed):

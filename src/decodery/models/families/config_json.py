@@ -144,9 +144,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
 
     Whatever could not be run faithfully is refused by name.
     """
-    named, images = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", ""), ()
+    named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
+    images = image_tokens(raw)
     if named in SEEING:
-        images = image_tokens(raw)
         named, raw = language_part(raw, origin)
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")

@@ -80,12 +80,16 @@ def language_part(raw: Any, origin: str) -> tuple[str, Raw]:
 
 
 def image_tokens(raw: Raw) -> tuple[int, ...]:
-    """Ids of the placeholders in whose places a model reads images otherwise than this package would."""
-    named, text = raw.get("model_type"), raw.get("text_config") or raw
+    """Ids of the placeholders in whose places a model reads images otherwise than this package would.
+
+    Args:
+        raw: The configuration of a model, or of its language model alone.
+    """
+    named, text = (raw.get("model_type") or "").removesuffix("_text"), raw.get("text_config") or raw
     turned = any("mrope_section" in (text.get(name) or ()) for name in ("rope_parameters", "rope_scaling"))
     if named not in _IMAGE_TOKENS and not turned:
         return ()
-    given: Raw = _IMAGE_TOKENS.get(named or "", {}) | raw
+    given: Raw = _IMAGE_TOKENS.get(named, {}) | raw
     names = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id")
     return tuple(found for name in names if isinstance(found := given.get(name), int))
 

@@ -24,6 +24,7 @@ from ..config import (
     Rope,
 )
 from ..families.masked import MASKED
+from ..families.seeing import image_tokens
 from ..torch import latent
 from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole, shown
@@ -158,6 +159,7 @@ def _config(
         num_heads=heads,
         num_kv_heads=fields.get("attention.head_count_kv", heads),
         head_dim=head_dim,
+        image_tokens=image_tokens({"model_type": family}),
         max_positions=fields.need("context_length"),
         family=family,
         norm_eps=fields.need("attention.layer_norm_rms_epsilon"),
