@@ -33,7 +33,7 @@ _FAILED, _INTERRUPTED = 1, 130
     "--kv-gib",
     type=float,
     metavar="G",
-    show_default="a quarter of the machine's",
+    show_default="a quarter of the GPU's, without one of the machine's",
     help="Memory of the KV cache in GiB.",
 )
 @server_option("--trust", is_flag=True, help="Allow requests to name files, models and programs.")

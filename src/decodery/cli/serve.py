@@ -52,7 +52,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--kv-gib",
     type=float,
     metavar="G",
-    show_default="a quarter of the machine's",
+    show_default="a quarter of the GPU's, without one of the machine's",
     help="Memory of the KV cache in GiB.",
 )
 @server_option("--seconds", type=float, metavar="S", show_default="600", help="Time limit of a request in seconds.")
@@ -102,7 +102,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--memory-gib",
     type=float,
     metavar="G",
-    show_default="three quarters of the machine's",
+    show_default="three quarters of the GPU's, without one of the machine's",
     help="Memory of all loaded models, weights and KV caches, in GiB. Needs --extra-model.",
 )
 @server_option(

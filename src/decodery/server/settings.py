@@ -103,7 +103,7 @@ class ServerSettings:
 
 
 def kv_bytes(gib: float | None, *, elsewhere: bool = False) -> int:
-    """Bytes for keys and values: so many GiB, without a number a quarter of this machine's memory.
+    """Bytes for keys and values: so many GiB, without a number `quarter_of_memory`.
 
     Args:
         gib: As the user says, None for the quarter.
@@ -113,16 +113,16 @@ def kv_bytes(gib: float | None, *, elsewhere: bool = False) -> int:
 
 
 def quarter_of_memory() -> int:
-    """A quarter of the bytes of memory that this process may use, or of a card that has less.
+    """A quarter of the bytes of memory where models lie: the first graphics card's, or this machine's without one.
 
     2 GiB where nothing is known.
     """
-    found = [memory for memory in (usable_memory(), *cards()) if memory is not None]
-    return min(found) // 4 if found else 2 * GIB
+    found = next(iter(cards()), None) or usable_memory()
+    return 2 * GIB if found is None else found // 4
 
 
 def memory_bytes(gib: float | None) -> int:
-    """Bytes for all loaded models: so many GiB, without a number three quarters of this machine's memory."""
+    """Bytes for all loaded models: so many GiB, without a number three times `quarter_of_memory`."""
     return 3 * quarter_of_memory() if gib is None else _bytes(gib, "--memory-gib")
 
 
@@ -130,7 +130,6 @@ def _bytes(gib: float, option: str, *, elsewhere: bool = False) -> int:
     """Bytes of so many GiB. Raises SettingsError for none, and for more than are here."""
     if not 0 < gib < float("inf"):
         raise SettingsError(f"{option} must be above 0, not {gib}")
-    # Graphics cards are asked only where it takes one of them: that takes memory of theirs.
-    if not elsewhere and gib * GIB > (usable_memory() or float("inf")) and gib * GIB > (most := largest_memory() or 0):
+    if not elsewhere and gib * GIB > (most := largest_memory() or float("inf")):
         raise SettingsError(f"{option} asks for {gib:g} GiB of memory, and {most / GIB:.1f} GiB are here: give less")
     return int(gib * GIB)

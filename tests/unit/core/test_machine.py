@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from decodery.core.machine import _limits, physical_memory, usable_memory
+from decodery.server import settings
 
 GIB = 1 << 30
 
@@ -35,3 +36,12 @@ def test_no_more_than_the_machine_has() -> None:
     usable, machine = usable_memory(), physical_memory()
     assert machine is None or (usable is not None and 0 < usable <= machine)
     assert list(_limits(Path("nowhere"), Path("nowhere"))) == []
+
+
+def test_a_server_takes_of_the_memory_where_its_models_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cards, usable, quarter in (((), 64, 16), ((24, 80), 128, 6), ((), None, None)):
+        monkeypatch.setattr(settings, "cards", lambda cards=cards: tuple(each * settings.GIB for each in cards))
+        monkeypatch.setattr(settings, "usable_memory", lambda usable=usable: usable and usable * settings.GIB)
+        expected = 2 if quarter is None else quarter
+        assert settings.kv_bytes(None) == settings.quarter_of_memory() == expected * settings.GIB
+        assert settings.memory_bytes(None) == 3 * expected * settings.GIB
