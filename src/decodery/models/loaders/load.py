@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
+import warnings
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -255,8 +256,15 @@ def _open(
     )
     trim()
     config = config if masking is None else masking.applied(config, texts)
+    try:
+        model = _model(source, config, chosen, device, mesh)
+    except UnsupportedModel as error:
+        if mesh is None or dtype != "auto" or chosen == (plain := choose_own(dtype, description.precision, device)):
+            raise
+        warnings.warn(f"weights are split in {plain}, not packed: {error}", stacklevel=2)
+        chosen, model = plain, _model(source, config, plain, device, mesh)
     return LoadedModel(
-        model=_model(source, config, chosen, device, mesh),
+        model=model,
         tokenizer=texts,
         chat_template=template,
         name=source.name,

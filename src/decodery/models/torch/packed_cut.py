@@ -25,7 +25,8 @@ def some_inputs(layer: PackedLinear, first: int, last: int) -> PackedLinear:
     """
     if layer.order is not None:
         raise UnsupportedModel(
-            "weights in act-order are not shared out by their inputs: choose dtype bfloat16, or a file without it"
+            "weights in act-order are not shared out by their inputs: choose dtype bfloat16 (float32 on "
+            "a CPU), or a file without it"
         )
     _, inputs = layer.shape
     if layer.group >= inputs:
@@ -34,7 +35,7 @@ def some_inputs(layer: PackedLinear, first: int, last: int) -> PackedLinear:
     elif first % layer.group or last % layer.group:
         raise UnsupportedModel(
             f"weights that share a step by {layer.group} inputs are not cut at {first} to {last}: share the model out "
-            "among fewer processes, or choose dtype bfloat16"
+            "among fewer processes, or choose dtype bfloat16 (float32 on a CPU)"
         )
     else:
         layer = layer if first % SUPER == last % SUPER == 0 else _without_supers(layer)

@@ -171,7 +171,9 @@ def _check(config: ModelConfig, weights: Weights, mesh: DeviceMesh) -> None:
             raise UnsupportedModel(f"{number} {what} cannot be shared out among {size} processes: choose a divisor")
     parts = [part for layer in weights.layers for part in vars(layer).values() if part is not None]
     if not all(isinstance(part, Dense | PackedLinear | torch.Tensor) for part in (weights.head, *parts)):
-        raise UnsupportedModel("these quantized weights are not split among processes: choose dtype bfloat16")
+        raise UnsupportedModel(
+            "these quantized weights are not split among processes: choose dtype bfloat16 (float32 on a CPU)"
+        )
     if mesh.device_type == "cpu" and weights.dtype.itemsize < 4:
         raise UnsupportedModel("on a CPU a split model computes in float32: choose dtype float32")
 
