@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -128,24 +129,36 @@ def test_pools_on_a_device_grow_by_halves_and_take_no_limit_whole(monkeypatch: p
     with Devices(), limit.within():
         one, other = (TensorPool(ROW, torch.float32, torch.device("meta:0"), limit.most) for _ in range(2))
         other.take(2)
-        for _ in range(1000):
+        for _ in range(600):
             one.take(1)
-        assert other.data.shape[1] == 4 and 1000 <= one.data.shape[1] <= 1500
-        # 4 times 1.5^14 are more than 1,000.
-        assert one.generation <= 15
-        zeros, asked = one._zeros, list[int]()
+        assert other.data.shape[1] == 4 and 600 <= one.data.shape[1] <= 900
+        # 4 times 1.5^13 are more than 600.
+        assert one.generation <= 14
+        one.take(200)
+        assert one.data.shape[1] == 4000, "the limit, while that fits beside what is held"
 
-        def refused(pages: int) -> torch.Tensor:
-            asked.append(pages)
-            if pages > 2001:
+
+@pytest.mark.parametrize("room", [5500, 3400])
+def test_pools_on_a_device_reach_what_fits(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit of 4,000 pages on a device that has so much room for what is held and what it moves to."""
+    monkeypatch.setattr(page_pool, "_FIRST", 4 * page_bytes(ROW, torch.float32))
+    limit = MemoryLimit(4000 * page_bytes(ROW, torch.float32))
+    with Devices(), limit.within():
+        pool = TensorPool(ROW, torch.float32, torch.device("meta:0"), limit.most)
+        zeros = pool._zeros
+
+        def bounded(pages: int) -> torch.Tensor:
+            if pool.data.shape[1] + pages > room:
                 raise OutOfMemory("none")
             return zeros(pages)
 
-        # Where a device has not so much, what is needed now is enough.
-        monkeypatch.setattr(one, "_zeros", refused)
-        one.take(2000 - one.used)
-        one.take(1)
-        assert asked[-1] == 2001 == one.data.shape[1] and max(asked) > 2001
+        monkeypatch.setattr(pool, "_zeros", bounded)
+        with suppress(OutOfMemory):
+            for _ in range(4000):
+                pool.take(1)
+        # Without room for all of it, up to half of what there is: the rest is where it moves from.
+        assert pool.used == (4000 if room > 5000 else pool.data.shape[1]) and pool.used >= room * 2 // 5
+        assert pool.generation <= 40
 
 
 def test_pools_of_one_limit_share_it() -> None:

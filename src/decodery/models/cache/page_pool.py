@@ -270,12 +270,13 @@ class TensorPool(PagePool):
     `data` is [2, pages, SLOTS * row] then.
 
     On the CPU it is a range of addresses whose memory comes when it is written to. Elsewhere it moves when it grows: by
-    a half, so that several pools under a limit do not take all of it each.
+    a half, so that several pools under a limit do not take all of it each, and to all of it after a quarter.
     """
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
         self._tables: dict[tuple[int, int], DeviceTables] = {}
+        self._limited = size < _memory_of(device)
         self.beside = coded.beside(dtype)
         self._page = (SLOTS * row,) if self.beside else (SLOTS, row)
         self.data = torch.zeros(2, 0, *self._page, dtype=dtype, device=device)
@@ -365,12 +366,15 @@ class TensorPool(PagePool):
         held = self.data.shape[1]
         if pages <= held:
             return
-        room = min(max(pages, held + held // 2, _first(self.device) // self.page_bytes), self.most)
+        room = max(pages, held + held // 2, _first(self.device) // self.page_bytes)
+        if self._limited and 4 * room > self.most:
+            # What moves lies there twice: later there would be no room beside it for all that the limit allows.
+            room = self.most
         try:
-            wider = self._zeros(room)
+            wider = self._zeros(min(room, self.most))
         except OutOfMemory:
-            # There may be room for what is needed now.
-            wider = self._zeros(pages)
+            # There may be room for what is needed now, and some more, so that it does not move for every page.
+            wider = self._zeros(min(pages + held // 8, self.most))
         wider[:, :held] = self.data
         self.data = wider
         self.generation += 1
