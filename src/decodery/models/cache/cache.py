@@ -431,6 +431,8 @@ class KVCache:
 
     def become(self, other: Self) -> None:
         """Hold what `other`, of the same kind, holds, and forget all else, marks included; `other` is used up."""
+        # At once, whoever still knows where this cache's rows were.
+        self.pages.release()
         vars(self).clear()
         vars(self).update(vars(other))
 
