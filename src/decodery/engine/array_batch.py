@@ -143,10 +143,13 @@ class ArrayBatch:
         if any(batch.asks for batch in self._drafts):
             return False
         steps = self._steps
-        if steps is None or not self._texts:
+        if steps is None or not self._texts or steps.has_room:
             return True
         # What lies in arrays stays there: only texts without room get some.
-        return steps.has_room or (self._schedule.fits and all(map(self._room, steps.without_room())))
+        places, schedule = steps.without_room(), self._schedule
+        most = sum(self._texts[place].most_bytes for place in places)
+        fits = schedule.memory.surely_fits(most) if self._alone else schedule.fits
+        return fits and all(map(self._room, places))
 
     def _text(self, run: SchedulerEntry) -> ArrayText | None:
         """A task as a text of the batch, None where it cannot be one now."""
@@ -247,7 +250,7 @@ class ArrayBatch:
             The texts, and the rows of the pass; None where something else has to be done first.
         """
         texts, steps = self._texts, self._steps
-        if not self._alone or self._failed or steps is None:
+        if not self._alone or self._failed or steps is None or self._schedule.admits:
             return None
         if not self._valid():
             # What has no room for another step gets some; where tasks have come or left, others decide what is next.

@@ -13,7 +13,7 @@ from decodery.core.ledger import charging
 from decodery.core.threads import one_thread
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
-from decodery.models.cache.page_pool import PagePool
+from decodery.models.cache.page_pool import SLOTS, PagePool
 from decodery.models.hooks import Tap
 from decodery.models.protocol import LanguageModel
 from decodery.models.step_arrays import StepArrays
@@ -223,6 +223,12 @@ class ArrayText:
     def _states(self, steps: StepArrays, row: int) -> dict[Tap, torch.Tensor]:
         """Hidden states of a row; copies, as the next step writes to the same memory."""
         return {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that one more step takes at most: pages of its rows, one of which others may share."""
+        pages = -(-self.room // SLOTS) + 1
+        return pages * SLOTS * self.cache.slot_bytes
 
     @property
     def rolls_back(self) -> bool:

@@ -70,8 +70,16 @@ class MemoryBudget:
         if self.limit is None:
             return True
         self.count(runs)
-        wanted = self._due(runs) + more
-        while self.limit.used + wanted > self.limit.most:
+        return self.surely_fits(self._due(runs) + more)
+
+    def surely_fits(self, more: int) -> bool:
+        """Whether so many bytes fit beside what is allocated; no task is looked at.
+
+        Where needed what is kept for later texts goes.
+        """
+        if self.limit is None:
+            return True
+        while self.limit.used + more > self.limit.most:
             if not self._give_back():
                 return False
         return True

@@ -97,6 +97,7 @@ class Schedule:
         self._waiting: deque[SchedulerEntry] = deque()
         self._preempted: set[int] = set()
         self._made_room = False
+        self._refused: tuple[int, int] | None = None
 
     @property
     def texts(self) -> list[Sequence]:
@@ -110,8 +111,16 @@ class Schedule:
 
     @property
     def admits(self) -> bool:
-        """Whether a task that waits may be taken in, as far as the number of tasks goes."""
-        return bool(self._waiting) and len(self.runs) < self.limits.texts
+        """Whether a task that waits may be taken in.
+
+        There is a place for it, and since all were refused tasks have come or left, or gave memory back, or those of
+        one owner have grown too large.
+        """
+        if not self._waiting or len(self.runs) >= self.limits.texts:
+            return False
+        if self._refused is None or self._refused[0] != self.changes or (self.memory.used or 0) < self._refused[1]:
+            return True
+        return self.memory.too_large(self.runs) is not None
 
     @property
     def fits(self) -> bool:
@@ -266,6 +275,7 @@ class Schedule:
                 self.changes += 1
                 if isinstance(run.task, Sequence):
                     _guarded(run, partial(self.find_prefix, run.task))
+        self._refused = self.changes, self.memory.used or 0
 
     def find_prefix(self, seq: Sequence) -> None:
         """Let a text that has read nothing begin with what others have read of its prompt."""

@@ -1,0 +1,142 @@
+"""Texts in arrays under a memory limit: no step looks at each of them, whatever is kept and whoever waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from decodery.engine.engine import Engine
+from decodery.engine.memory import MemoryBudget
+from decodery.engine.prefixes import PrefixCache
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits, Schedule
+from decodery.models.cache.cache import KVCache
+from decodery.step.sequence import Sequence
+from decodery.testing import tiny_transformer, to_int8
+
+MODEL = to_int8(tiny_transformer(3, max_positions=1024))
+SLOT = MODEL.new_cache().slot_bytes
+TEXTS, STEPS = 12, 48
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often memory of one text was looked at, and how often tasks were looked through."""
+    found = Counter[str]()
+    more_for, starting = KVCache.more_for, Schedule.starting
+
+    def counted_more(cache: KVCache, tokens: int, rows: int = 1, chunk: int | None = None) -> int:
+        found["texts"] += 1
+        return more_for(cache, tokens, rows, chunk)
+
+    def counted_starting(schedule: Schedule) -> list[object]:
+        found["steps"] += 1
+        return [*starting(schedule)]
+
+    monkeypatch.setattr(KVCache, "more_for", counted_more)
+    monkeypatch.setattr(Schedule, "starting", counted_starting)
+    return found
+
+
+def writing(engine: Engine, owner: str = "") -> list[Sequence]:
+    """Texts of different lengths, so that one of them needs a page in nearly every step, once they write."""
+    requests = [
+        Request([5] * (33 + number), max_new_tokens=80, seed=number, cache_namespace=owner) for number in range(TEXTS)
+    ]
+    texts = [engine.submit(request) for request in requests]
+    while any(text.position < 4 for text in texts):
+        engine.step()
+    return texts
+
+
+def taken(engine: Engine, looked: Counter[str]) -> Counter[str]:
+    """What some steps look at."""
+    looked.clear()
+    for _ in range(STEPS):
+        engine.step()
+    return Counter(looked)
+
+
+def same(texts: list[Sequence]) -> None:
+    """Texts are those of an engine without a limit."""
+    free = Engine(MODEL)
+    expected = [free.submit(Request(text.tokens[: text.request.prompt_length], max_new_tokens=80)) for text in texts]
+    free.run(expected)
+    assert all(each.tokens[: len(text.tokens)] == text.tokens for text, each in zip(texts, expected, strict=True))
+
+
+def test_a_step_looks_at_no_text_while_all_that_they_take_fits(looked: Counter[str]) -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=TEXTS * 400 * SLOT))
+    texts = writing(engine)
+    assert not taken(engine, looked)
+    same(texts)
+
+
+def test_what_is_kept_goes_without_a_look_at_texts(looked: Counter[str]) -> None:
+    limit = TEXTS * 110 * SLOT
+    engine = Engine(MODEL, limits=Limits(cache_bytes=limit), prefixes=PrefixCache(limit))
+    for number in range(10):
+        engine.run([engine.submit(Request([7 + number] * 200, max_new_tokens=1))])
+    prefixes = engine._schedule.prefixes
+    assert prefixes is not None
+    texts, kept = writing(engine), prefixes.bytes
+    assert not taken(engine, looked)
+    assert prefixes.bytes < kept and engine.held_bytes > 0.8 * limit
+    same(texts)
+
+
+def full(engine: Engine) -> Sequence:
+    """A text that there is no memory for beside those that write."""
+    waits = engine.submit(Request([9] * 900, max_new_tokens=2))
+    for _ in range(2):
+        engine.step()
+    assert engine.waiting == 1 and len(engine._arrays) == TEXTS
+    return waits
+
+
+def test_who_waits_for_memory_keeps_no_text_out_of_the_arrays(looked: Counter[str]) -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=TEXTS * 120 * SLOT))
+    texts = writing(engine)
+    waits = full(engine)
+    assert not taken(engine, looked)
+    engine.run([*texts, waits])
+    assert len(waits.generated) == 2
+    same([*texts, waits])
+
+
+def test_who_waits_comes_in_once_memory_was_given_back() -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=TEXTS * 120 * SLOT))
+    texts = writing(engine)
+    waits = full(engine)
+    for text in texts[4:]:
+        text.cancel()
+    for _ in range(8):
+        engine.step()
+    assert not engine.waiting and waits.finished and not texts[0].finished
+
+
+def test_no_more_texts_are_put_off_than_memory_is_missing_for() -> None:
+    """What one of them gives back is free at once, though the arrays have known where it was."""
+    engine = Engine(MODEL, limits=Limits(cache_bytes=TEXTS * 100 * SLOT))
+    texts = writing(engine)
+    while not any(text.finished for text in texts):
+        engine.step()
+    assert 0 < engine.preemptions <= 3
+    engine.run(texts)
+    same(texts)
+
+
+def test_an_owner_that_grows_too_large_makes_room_for_others() -> None:
+    limits = Limits(cache_bytes=TEXTS * 130 * SLOT, owner_part=0.75)
+    engine = Engine(MODEL, limits=limits)
+    texts = writing(engine, "many")
+    budget: MemoryBudget = engine._schedule.memory
+    other = engine.submit(Request([9] * 990, max_new_tokens=2, cache_namespace="other"))
+    engine.step()
+    assert engine.waiting == 1
+    while not other.finished and not all(text.finished for text in texts):
+        engine.step()
+        held = budget.by_owner(engine._schedule.runs).values()
+        assert max(held, default=0) <= (0.75 * TEXTS * 130 + 16 * TEXTS) * SLOT
+    assert engine.preemptions
