@@ -35,6 +35,7 @@ class MemoryBudget:
     def __init__(self, most: int | None, owner_part: float, prefixes: PrefixCache | None, chunk: int) -> None:
         self.limit = None if most is None else MemoryLimit(most, self._give_back)
         self._prefixes = prefixes
+        self._counted: Ordered[SchedulerEntry] = ()
         self._own = None if most is None else int(most * owner_part)
         self._shared, self._chunk = owner_part < 1, chunk
 
@@ -55,8 +56,9 @@ class MemoryBudget:
             kept: Count what is kept for later texts as well.
         """
         read = [cache for run in runs for cache in caches(run)]
-        tables = self._prefixes.tables if kept and self._prefixes is not None else []
-        return resident(read, tables) + _beside(runs) + self._due(runs)
+        if kept and self._prefixes is not None:
+            read += self._prefixes.caches
+        return resident(read) + _beside(runs) + self._due(runs)
 
     def by_owner(self, runs: Ordered[SchedulerEntry]) -> dict[str, int]:
         """Bytes that the tasks of each owner hold."""
@@ -85,14 +87,24 @@ class MemoryBudget:
         return True
 
     def count(self, runs: Ordered[SchedulerEntry]) -> None:
-        """Count what tasks hold outside of pages."""
-        if self.limit is not None:
-            stored = resident_beside(cache for run in runs if _holds_beside(run) for cache in caches(run))
-            self.limit.beside = stored + _beside(runs)
+        """Count what tasks hold outside of pages, and what is kept for later texts."""
+        if self.limit is None:
+            return
+        stored = [cache for run in runs if _holds_beside(run) for cache in caches(run)]
+        if self._prefixes is not None:
+            stored += self._prefixes.with_states
+        self.limit.beside = resident_beside(stored) + _beside(runs)
+        self._counted = runs
 
     def _give_back(self) -> bool:
         """Free some of what is kept for later texts; False where nothing is."""
-        return self._prefixes is not None and self._prefixes.evict()
+        if self._prefixes is None:
+            return False
+        states = bool(self._prefixes.with_states)
+        found = self._prefixes.evict()
+        if states:
+            self.count(self._counted)
+        return found
 
     def collect(self) -> bool:
         """See `MemoryLimit.collect`."""

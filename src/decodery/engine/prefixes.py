@@ -10,10 +10,10 @@ from weakref import ref
 
 import numpy as np
 
+from decodery.models.cache.account import resident_beside
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.own_caches import bare
 from decodery.models.cache.page_pool import SLOTS, PagePool
-from decodery.models.cache.pages import PageTable
 from decodery.models.protocol import Reader
 
 
@@ -36,26 +36,36 @@ class PrefixCache:
     Source: PagedAttention (2023).
 
     Args:
-        most: Bytes of the pages kept at most; what was used least recently goes first.
-        bytes: Of the pages; what several texts share counts once.
+        most: Bytes kept at most; what was used least recently goes first.
         asked, found: Tokens of the prompts that were looked up, and those of them that were there.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.bytes = self.asked = self.found = 0
+        self.asked = self.found = self._pages = 0
         self._model: ref[Reader] | None = None
         self._holders: dict[PagePool, np.ndarray] = {}
         self._entries: OrderedDict[_Entry, None] = OrderedDict()
+        self._stateful: dict[_Entry, None] = {}
         self._by_chain: dict[bytes, dict[_Entry, None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def tables(self) -> list[PageTable]:
-        """The pages of all that is kept."""
-        return [entry.cache.pages for entry in self._entries]
+    def bytes(self) -> int:
+        """Bytes of pages and recurrent states; what several texts share counts once."""
+        return self._pages + resident_beside(self.with_states)
+
+    @property
+    def caches(self) -> list[KVCache]:
+        """All that is kept."""
+        return [entry.cache for entry in self._entries]
+
+    @property
+    def with_states(self) -> list[KVCache]:
+        """What is kept with recurrent states beside pages."""
+        return [entry.cache for entry in self._stateful]
 
     def serves(self, model: Reader) -> bool:
         """Whether what is kept is this model's; an empty cache becomes that of the first one which asks.
@@ -106,10 +116,14 @@ class PrefixCache:
         kept.shrink(0)
         entry = _Entry(np.asarray(tokens[:known]), kept, chain)
         self._entries[entry] = None
+        if kept.states.known:
+            # Spare memory of the model is counted with the texts in progress.
+            kept.states.memory = None
+            self._stateful[entry] = None
         pool, pages = kept.pages.pool, kept.pages.held
         held = self._holders.setdefault(pool, np.zeros(pool.most, dtype=np.int32))
         held[pages] += 1
-        self.bytes += int((held[pages] == 1).sum()) * pool.page_bytes
+        self._pages += int((held[pages] == 1).sum()) * pool.page_bytes
         for name in chain:
             self._by_chain.setdefault(name, {})[entry] = None
         while self.bytes > self.most and self.evict():
@@ -129,6 +143,7 @@ class PrefixCache:
 
     def _remove(self, entry: _Entry) -> None:
         del self._entries[entry]
+        self._stateful.pop(entry, None)
         for name in entry.chain:
             del self._by_chain[name][entry]
             if not self._by_chain[name]:
@@ -136,7 +151,7 @@ class PrefixCache:
         pool, pages = entry.cache.pages.pool, entry.cache.pages.held
         held = self._holders[pool]
         held[pages] -= 1
-        self.bytes -= int((held[pages] == 0).sum()) * pool.page_bytes
+        self._pages -= int((held[pages] == 0).sum()) * pool.page_bytes
         entry.cache.pages.release()
 
 

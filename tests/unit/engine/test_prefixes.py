@@ -103,7 +103,7 @@ def test_least_recently_used_goes_first_and_bytes_are_bounded() -> None:
     assert [run(engine, prompts[number], max_new_tokens=4).scheduling.cached for number in (0, 1)] == [79, 0]
     while prefixes.evict():
         pass
-    assert prefixes.bytes == 0 and not prefixes.tables
+    assert prefixes.bytes == 0 and not prefixes.caches
 
 
 def test_what_is_kept_gives_way_to_texts_in_progress() -> None:

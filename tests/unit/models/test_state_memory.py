@@ -36,8 +36,9 @@ def test_what_is_kept_for_states_to_come_is_counted_once_for_all_texts_of_a_mode
     )  # fmt: skip
     assert isinstance(model._stack, NativeStack) and model._stack.mixers is not None
     texts = [after(model, 20, *[1] * 40) for _ in range(2)]
-    texts.append(texts[0].fork())
     spare, states = model._stack.mixers._memory.bytes, sum(text.states.bytes for text in texts)
+    # Its states are those of the first.
+    texts.append(texts[0].fork())
     assert spare >= 4 * 4 * 18 * 12
     assert resident_beside(texts) == states + spare
     assert resident_beside(texts[2:]) == texts[2].states.bytes + spare

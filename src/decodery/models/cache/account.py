@@ -6,25 +6,20 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from . import pages
-from .pages import PageTable
 
 if TYPE_CHECKING:
     from .cache import KVCache
 
 
-def resident(caches: Iterable[KVCache], kept: Iterable[PageTable] = ()) -> int:
+def resident(caches: Iterable[KVCache]) -> int:
     """Bytes that these caches keep in memory together, with what their policies hold beside them.
 
-    Pages, policies, sources and memory for states to come that they share count once.
-
-    Args:
-        caches: The caches.
-        kept: Pages that are kept without one.
+    Pages, policies, sources, states and memory for states to come that they share count once.
     """
     every = list(caches)
     policies = {id(cache.policy): cache.policy for cache in every if cache.policy is not None}.values()
     beside = [table for policy in policies for table in policy.tables]
-    return pages.resident((*(cache.pages for cache in every), *beside, *kept)) + resident_beside(every)
+    return pages.resident((*(cache.pages for cache in every), *beside)) + resident_beside(every)
 
 
 def resident_beside(caches: Iterable[KVCache]) -> int:
@@ -32,6 +27,7 @@ def resident_beside(caches: Iterable[KVCache]) -> int:
     every = list(caches)
     policies = {id(cache.policy): cache.policy for cache in every if cache.policy is not None}.values()
     sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
-    states = sum(cache.states.bytes for cache in every)
+    # Of most models there are none.
+    states = {key: size for cache in every if cache.states.known for key, size in cache.states.held.items()}
     spare = {id(memory): memory.bytes for cache in every if (memory := cache.states.memory) is not None}
-    return sum(policy.bytes for policy in policies) + states + sum(sources.values()) + sum(spare.values())
+    return sum(policy.bytes for policy in policies) + sum(states.values()) + sum(sources.values()) + sum(spare.values())

@@ -210,7 +210,7 @@ class KVCache:
         pages = self.pages.wanting(np.zeros_like(ends) if evicts else ends, ends + max(slots - self.length, 0))
         chunk = tokens if chunk is None else chunk
         beside = 0 if self.policy is None else self.policy.more_for(self, slots, rows, chunk)
-        return pages * self.pages.pool.page_bytes + beside
+        return pages * self.pages.pool.page_bytes + beside + self.states.due
 
     def expect(self, tokens: int) -> None:
         """Take memory at once for all that is to be read.

@@ -31,15 +31,30 @@ class States:
         known: By layer, the earliest first.
         tentative: A layer's state after all tentative rows, and how much content there is if all of them are kept.
         memory: Where the memory of states goes once nothing holds them, None where nothing keeps it.
+        size: Bytes of the states of all layers after some content, 0 where that is not known.
     """
 
     known: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
     tentative: tuple[int, int, Any] | None = None
     memory: SpareMemory | None = None
+    size: int = 0
+
+    @property
+    def held(self) -> dict[int, int]:
+        """Bytes of each state by its id, which forks share."""
+        every = [state for each in self.known.values() for _, state in each]
+        if self.tentative is not None:
+            every.append(self.tentative[2])
+        return {id(state): state.nbytes for state in every}
 
     @property
     def bytes(self) -> int:
-        return sum(state.nbytes for each in self.known.values() for _, state in each)
+        return sum(self.held.values())
+
+    @property
+    def due(self) -> int:
+        """Bytes, at most, that later states take beside these: the newest is made while all others are there."""
+        return max((_MOST + 1) * self.size - self.bytes, 0) if self.size else 0
 
     def last(self, layer: int) -> tuple[int, torch.Tensor] | None:
         """The state after the most content."""
@@ -68,4 +83,4 @@ class States:
 
     def fork(self) -> States:
         """States are never written to, so that a fork shares them."""
-        return States(dict(self.known), memory=self.memory)
+        return States(dict(self.known), memory=self.memory, size=self.size)

@@ -104,7 +104,11 @@ class Transformer(TorchLayers):
         windowed = [layer for layer in range(own) if config.window(layer)]
         # Rows that see later ones are computed out of order, and may come back to what lies after.
         window = config.sliding_window if windowed and config.causal else None
-        return KVCache(*shape, dtype=self.cache_dtype, device=self.device, window=window, windowed=windowed)
+        cache = KVCache(*shape, dtype=self.cache_dtype, device=self.device, window=window, windowed=windowed)
+        if (states := config.states) is not None:
+            numbers = sum(config.state_layers) * states.heads * states.head_dim * states.state
+            cache.states.size = numbers * max(self.dtype.itemsize, torch.float32.itemsize)
+        return cache
 
     def narrow_caches(self, dtype: torch.dtype) -> None:
         """Let new caches hold keys and values in `dtype`.
