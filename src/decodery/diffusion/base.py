@@ -87,6 +87,16 @@ class DiffusionDecoder(Contract):
         """Whether each pass writes one position in the order of `shuffled`, which is fixed ahead."""
         return False
 
+    @property
+    def states(self) -> int:
+        """States of the canvas that a pass scores at most."""
+        return 1
+
+    @property
+    def blocks_at_once(self) -> int:
+        """Blocks that a pass looks at, at most."""
+        return 1
+
     @abstractmethod
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         """Write until no position is open, or until the output cannot change any more."""

@@ -46,6 +46,10 @@ class FreeDavePlus(DiffusionDecoder):
         if self.drafts < 1:
             raise SettingsError(f"freedave-plus needs at least one draft, not {self.drafts}")
 
+    @property
+    def states(self) -> int:
+        return self.drafts
+
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         require_repeatable(run, "freedave-plus")
         for region in run.regions():

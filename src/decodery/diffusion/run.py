@@ -7,7 +7,7 @@ tokens cannot be written. Methods receive only proposals for positions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import numpy as np
@@ -27,30 +27,13 @@ from .cache.base import NOTHING, DiffusionCache, Kept, Plan
 from .canvas import Canvas
 from .experts.base import ExpertSharing
 from .held import Hold
+from .kept_passes import KeptPasses, Passed
 from .view import Commit, Truncation, View, blocks
 
 if TYPE_CHECKING:
     from .base import DiffusionDecoder
 
 __all__ = ["Run"]
-
-
-class _Passed(NamedTuple):
-    """A pass that the cache was prepared for.
-
-    Attributes:
-        keys: Positions that it reads.
-        rows: Positions that it computes.
-        tokens: Tokens of `rows`.
-        fresh: See `Plan`.
-        alone: Whether it scores a single state, so that the cache holds its rows afterwards.
-    """
-
-    keys: np.ndarray
-    rows: np.ndarray
-    tokens: np.ndarray
-    fresh: bool
-    alone: bool
 
 
 class Run:
@@ -84,10 +67,8 @@ class Run:
         sharing = method.experts if isinstance(method.experts, ExpertSharing) else None
         self.layer_plan = WHOLE if sharing is None else LayerPlan(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
-        self._kv = self._new_caches()
+        self._earlier = self._new_passes()
         self._own = model.config.block_length
-        self._passes: list[_Passed] = []
-        self._pending: _Passed | None = None
         self._views: WeakSet[View] = WeakSet()
         self._widest = 0
         self._check()
@@ -116,11 +97,8 @@ class Run:
                 f"blocks of {block} do not divide a canvas of {length} tokens: give a block, or a length, that does"
             )
 
-    def _new_caches(self) -> list[KVCache]:
-        """One KV cache for earlier passes; with guidance a second one, for the rows without the prompt."""
-        if self.cache is None:
-            return []
-        return [self.model.new_cache() for _ in range(2 if self.method.guidance else 1)]
+    def _new_passes(self) -> KeptPasses:
+        return KeptPasses(self.model, 0 if self.cache is None else 1 + bool(self.method.guidance))
 
     def regions(self) -> Iterator[tuple[int, int]]:
         """The blocks in order, as first position and end, until the output cannot change any more."""
@@ -167,7 +145,7 @@ class Run:
             counts.append(len(segments))
         self._widest = max(self._widest, sum(map(len, opens)))
         scored = yield requests
-        self._note(plan)
+        self._earlier.note(plan)
         self.canvas.experts += sum(each.cost.experts for each in scored if each.cost is not None)
         found = iter(scored)
         logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
@@ -231,7 +209,7 @@ class Run:
             return
         self.model, self.role = model, role
         self.kept = Kept(final=None if self._own is None else 0)
-        self._kv, self._passes = self._new_caches(), []
+        self._earlier = self._new_passes()
 
     def close(self, place: int, end: int) -> None:
         """Fill the open positions from `place` on with the token `end`; they are after the end of the text."""
@@ -259,30 +237,11 @@ class Run:
 
         A state has no caches where the method uses none.
         """
-        if not self._kv:
+        if not self._earlier.caches:
             return [[] for _ in range(count)]
+        assert count == 1 or (self.cache is not None and self.cache.steady), "what is kept differs between the states"
         rows = self._computed(plan)
-        self._pending = _Passed(plan.keys, rows, tokens[rows], plan.fresh, count == 1)
-        self._select(self._pending)
-        if count == 1:
-            return [self._kv]
-        assert self.cache is not None and self.cache.steady, "what is kept would differ between the states"
-        return [[each.fork() for each in self._kv] for _ in range(count)]
-
-    def _select(self, passed: _Passed) -> None:
-        for kept in self._kv:
-            there = kept.positions[0, : kept.length + kept.tentative]
-            kept.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
-
-    def _note(self, plan: Plan) -> None:
-        """Record a pass that left keys and values; drop the records of passes whose rows were all replaced."""
-        passed, self._pending = self._pending, None
-        if passed is None or not passed.alone:
-            return
-        if plan.fresh:
-            # A fresh pass computes all rows except final ones, which earlier fresh passes have computed.
-            self._passes = [each for each in self._passes if each.fresh] if len(plan.keys) else []
-        self._passes.append(passed)
+        return self._earlier.ready(Passed(plan.keys, rows, tokens[rows], plan.fresh, count == 1), count)
 
     @property
     def bytes(self) -> int:
@@ -291,33 +250,35 @@ class Run:
 
     @property
     def awaited(self) -> int:
-        """See `Recoverable`: distributions at all positions of a block, or at as many as a pass has had."""
-        length = len(self.canvas) - self.canvas.prompt_length
-        rows = max(min(self.method.block or self._own or length, length), self._widest)
-        copies = 1 + bool(self.method.guidance) + self.method.tempered
-        return rows * copies * self.model.vocab_size * max(self.model.dtype.itemsize, torch.float32.itemsize)
+        """See `Recoverable`: distributions at all positions that a pass looks at, and pages of its rows.
 
-    def give_back(self) -> int | None:
+        At as many positions at least as a pass has had.
+        """
+        length = len(self.canvas) - self.canvas.prompt_length
+        block, states = min(self.method.block or self._own or length, length), self.method.states
+        wide = min(block * self.method.blocks_at_once, length)
+        copies = 1 + bool(self.method.guidance) + self.method.tempered
+        row = copies * self.model.vocab_size * max(self.model.dtype.itemsize, torch.float32.itemsize)
+        return max(states * wide, self._widest) * row + self._earlier.due(len(self.canvas), wide, states)
+
+    def give_back(self) -> bool:
         """See `Recoverable`: drop all keys and values, unless a pass over several states shares them."""
-        if not self._kv or (self._pending is not None and not self._pending.alone):
-            return None
-        freed = sum(each.bytes for each in self._kv)
-        for each in self._kv:
-            each.become(self.model.new_cache())
-        return freed
+        return self._earlier.give_back()
 
     def recover(self) -> ForwardCoroutine[None]:
         """See `Recoverable`: repeat the recorded passes, with the tokens that they had then."""
-        assert self._kv
-        for passed in self._passes:
-            self._select(passed)
-            halves = zip(self._kv, (passed.tokens, self._without_prompt(passed.rows, passed.tokens)), strict=False)
+        earlier = self._earlier
+        for passed in earlier.passes:
+            earlier.select(passed)
+            halves = zip(
+                earlier.caches, (passed.tokens, self._without_prompt(passed.rows, passed.tokens)), strict=False
+            )
             segments = [Segment(passed.rows, tokens, cache=cache, logit_rows=[]) for cache, tokens in halves]
             yield [
                 ForwardRequest(self.model, segment, role=self.role, layer_plan=self.layer_plan) for segment in segments
             ]
-        if self._pending is not None:
-            self._select(self._pending)
+        if earlier.pending is not None:
+            earlier.select(earlier.pending)
 
     def _computed(self, plan: Plan) -> np.ndarray:
         """[q] rows of a pass; where a row predicts the next token, also the rows before open positions."""

@@ -143,7 +143,7 @@ class MemoryBudget:
         if isinstance(run.task, CoroutineTask):
             if run.task.memory is not None:
                 return OutOfMemory(
-                    f"a pass over this canvas needs {bytes_ / 2**20:.1f} MiB of logits, and {whose} "
+                    f"a pass over this canvas needs {bytes_ / 2**20:.1f} MiB of memory, and {whose} "
                     f"may hold {self._own / 2**20:.1f}: take a shorter canvas or a smaller block, or raise cache_bytes"
                 )
             return OutOfMemory(

@@ -32,9 +32,9 @@ def drop(run: SchedulerEntry) -> bool:
     if any(request.segment.interventions for request in passes(run)):
         return False
     if run.task.memory is not None:
-        freed = None if run.forgotten else run.task.memory.give_back()
-        run.forgotten, run.owed = run.forgotten or freed is not None, run.owed + (freed or 0)
-        return freed is not None
+        freed = not run.forgotten and run.task.memory.give_back()
+        run.forgotten = run.forgotten or freed
+        return freed
     if any(seq.request.prompt_embeds is not None for seq in run.branches.values()):
         return False
     readings = {id(each.cache): each for seq in run.branches.values() for each in _readings(seq)}.values()

@@ -23,7 +23,7 @@ class Recoverable(Protocol):
 
     Attributes:
         bytes: Bytes that it holds beside caches.
-        awaited: Bytes, at most, that the results of its next pass take.
+        awaited: Bytes, at most, that its next pass takes, of results and of keys and values.
     """
 
     @property
@@ -32,8 +32,8 @@ class Recoverable(Protocol):
     @property
     def awaited(self) -> int: ...
 
-    def give_back(self) -> int | None:
-        """Let go of it; returns the bytes that was, None where it must stay for what is being asked."""
+    def give_back(self) -> bool:
+        """Let go of it; False where it must stay for what is being asked."""
         ...
 
     def recover(self) -> ForwardCoroutine[None]:

@@ -321,15 +321,13 @@ def test_a_canvas_whose_memory_is_taken_away_is_filled_as_if_it_were_not() -> No
 @torch.no_grad()
 def test_a_wrong_recovery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def from_what_is_written(self: Run) -> Any:
-        for passed in self._passes[-1:]:
-            self._select(passed)
-            yield [
-                ForwardRequest(
-                    self.model, Segment(passed.rows, self.canvas.tokens[passed.rows], cache=self._kv[0], logit_rows=[])
-                )
-            ]
-        if self._pending is not None:
-            self._select(self._pending)
+        earlier = self._earlier
+        for passed in earlier.passes[-1:]:
+            earlier.select(passed)
+            tokens = self.canvas.tokens[passed.rows]
+            yield [ForwardRequest(self.model, Segment(passed.rows, tokens, cache=earlier.caches[0], logit_rows=[]))]
+        if earlier.pending is not None:
+            earlier.select(earlier.pending)
 
     model, spec = denoiser(), "static:cache=dkv(refresh=5)"
     monkeypatch.setattr(Run, "recover", from_what_is_written)

@@ -20,6 +20,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.schedule import Limits
 from decodery.llm.llm import LLM
 from decodery.models.batch import Segment
+from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.torch.transformer import Transformer
@@ -62,6 +63,47 @@ def test_distributions_at_open_positions_take_what_is_announced(spec: str) -> No
     assert run.bytes == 0
 
 
+SEVERAL = [
+    "freedave", "freedave:cache=prefix,block=4", "freedave-plus:tau=0.2,cache=dual,block=4",
+    "explore-exploit:branches=3,few=4,block=4", "explore-exploit:branches=3,few=4,block=4,cache=prefix",
+    "dystruct:least=2,mean=4,most=6", "static:cache=prefix,block=4", "threshold:cache=dkv",
+]  # fmt: skip
+
+
+def passes_of(run: Run) -> list[tuple[int, int]]:
+    """What each pass of a canvas takes, of distributions and pages, and what was announced before it."""
+    found, right, limit = [], run.look_at, MemoryLimit(1 << 30)
+
+    def look_at(*about: Any, **more: Any) -> ForwardCoroutine[list[view.View]]:
+        before, announced = limit.used, run.awaited
+        limit.peak = before
+        views = yield from right(*about, **more)
+        found.append((limit.peak - before + sum(each.bytes for each in views), announced))
+        return views
+
+    run.look_at = look_at  # type: ignore[method-assign]
+    with limit.within():
+        run._earlier = run._new_passes()
+        run_sync(finished(run))
+    return found
+
+
+@pytest.mark.parametrize("spec", SEVERAL)
+def test_a_pass_over_several_states_takes_what_is_announced(spec: str) -> None:
+    model = denoiser()
+    assert all(
+        took <= announced for took, announced in passes_of(Run(model, Canvas.of(model, PROMPT, 40), named(spec)))
+    )
+
+
+@pytest.mark.parametrize("spec", [SEVERAL[0], SEVERAL[3]])
+def test_a_pass_that_is_announced_as_one_over_one_state_shows(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, method = denoiser(), named(spec)
+    monkeypatch.setattr(type(method), "states", 1)
+    monkeypatch.setattr(type(method), "blocks_at_once", 1)
+    assert any(took > announced for took, announced in passes_of(Run(model, Canvas.of(model, PROMPT, 40), method)))
+
+
 @pytest.mark.parametrize("spec", ["random", "threshold:tau=0.2,tempered=true,top_p=0.9", "static:guidance=1.5"])
 def test_what_is_made_of_distributions_is_made_in_blocks(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fill(denoiser(), spec, 24, temperature=0.7)
@@ -95,6 +137,10 @@ def test_a_canvas_waits_for_memory_of_its_distributions() -> None:
     with pytest.raises(OutOfMemory, match="a pass over this canvas needs"):
         Filling(engine, model, Fill(PROMPT, 80, named("static")), (), lambda _, tokens: "")
     Filling(engine, model, Fill(PROMPT, 80, named("static:block=40")), (), lambda _, tokens: "")
+    with pytest.raises(OutOfMemory, match="a pass over this canvas needs"):
+        Filling(engine, model, Fill(PROMPT, 80, named("static:block=40,cache=prefix")), (), lambda _, tokens: "")
+    with pytest.raises(OutOfMemory, match="a pass over this canvas needs"):
+        Filling(engine, model, Fill(PROMPT, 40, named("freedave")), (), lambda _, tokens: "")
 
 
 @pytest.mark.parametrize("spec", ["random", "threshold:tau=0.2", "static:block=4", "dystruct:least=2,mean=4,most=6"])
