@@ -266,7 +266,8 @@ class Engine:
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
         with self._schedule.memory.within():
             clone = seq.clone()
-        self._schedule.add(SchedulerEntry(clone, traces=[clone.trace], ledger=clone.trace.ledger))
+        owner = seq.request.cache_namespace
+        self._schedule.add(SchedulerEntry(clone, traces=[clone.trace], ledger=clone.trace.ledger, owner=owner))
         return clone
 
     def preempt(self, task: Task) -> None:

@@ -308,8 +308,4 @@ def fair(owners: Ordered[str], wants: Ordered[int], rows: int) -> list[int]:
 
 def most_nodes(run: SchedulerEntry) -> int:
     """Nodes that a text may draft in a step."""
-    return (
-        run.task.request.max_draft_tokens
-        if isinstance(run.task, Sequence) and run.task.request.drafter is not None
-        else 0
-    )
+    return run.task.request.most_drafted if isinstance(run.task, Sequence) else 0
