@@ -4,11 +4,11 @@
         [--texts 1 4 16] [--temperatures 0 0.7] [--minutes 5] [--counted] [--kernels NAME] [--built-in] [--out FILE]
 
 SPECs are drafters, by default `auto`, and `auto` with the draft model or with the shipped head. Kinds of text: those of
-Spec-Bench, HumanEval (DECODERY_DATA), edits of code, JSON, calls of tools, and an agent's loop: one conversation that
-calls the same tools again and again. With --built-in the questions of `decodery bench` take the place of Spec-Bench and
-HumanEval. Every drafter has a memory of its own, and kinds take turns; plain decoding runs
-beside them. Of every kind: tokens per pass, and speed of decoding as plain seconds by its own. Nothing begins after
-`minutes`.
+Spec-Bench, HumanEval (DECODERY_DATA), edits of code, JSON, calls of tools, and "agent loop": calls of two tools, each
+after those before it, the first one after none (agents.py has loops with results). With --built-in the questions of
+`decodery bench` take the place of Spec-Bench and HumanEval. Every drafter has a memory of its own, and kinds take
+turns; plain decoding runs beside them. Of every kind: tokens per pass, and speed of decoding as plain seconds by its
+own. Nothing begins after `minutes`.
 
 Every `auto` is compared with the fastest drafter of each kind of text, which is not known before the text.
 
@@ -92,7 +92,7 @@ class Run:
         prices = prior_prices.prior_prices(lm.model)
         self.prices = (lambda context: prices.seconds(np.arange(ROWS), 1.0, context)) if counted else None
 
-    def write(self, kind: str, texts: list[str], new: int, temperature: float) -> list[list[int]]:
+    def write(self, kind: str, texts: list[Any], new: int, temperature: float) -> list[list[int]]:
         engine = Engine(self.lm.model, memory=self.memory, pass_seconds=self.prices)
         requests = [
             self.lm.request_for(
