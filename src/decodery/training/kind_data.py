@@ -136,7 +136,9 @@ class TextFiles(Data):
         tokens, length = list[list[int]](), self.length
         for file in self.files:
             if file.suffix == ".jsonl":
-                tokens += [[*prompt, *answer] for prompt, answer in read_chats(LLM(loaded), file)]
+                # Most chats are shorter than a piece.
+                chats = read_chats(LLM(loaded), file)
+                tokens.append([token for chat in chats for part in chat for token in part])
                 continue
             try:
                 tokens.append(loaded.tokenizer.encode(file.read_text(encoding="utf-8-sig"), special=False))

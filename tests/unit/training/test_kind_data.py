@@ -52,14 +52,16 @@ def test_of_chats_the_last_answer_is_learned_after_the_chat_template(tmp_path: P
     assert said == [f"{chats}: 1 of 3 chats are left out, as no answer begins in 60 tokens"]
 
 
-def test_pieces_of_chats_are_of_the_chat_template_and_of_no_two_chats(tmp_path: Path) -> None:
+def test_pieces_of_chats_are_of_the_chat_template_one_after_another(tmp_path: Path) -> None:
     lm = tiny_lm()
     chats = written(tmp_path / "chats.jsonl", chat("one?", "yes"), chat("two?", "n" * 60))
-    whole = [lm.encode(chat("two?", "")["messages"][:1]), lm.tokenizer.encode_after("n" * 60), lm.tokenizer.eos_ids[:1]]
-    second = [token for part in whole for token in part]
-    # The first one is too short for a piece.
+    whole = list[int]()
+    for question, answer in (("one?", "yes"), ("two?", "n" * 60)):
+        whole += lm.encode(chat(question, "")["messages"][:1])
+        whole += [*lm.tokenizer.encode_after(answer), *lm.tokenizer.eos_ids[:1]]
+    # The first one alone is too short for a piece.
     found = TextFiles((chats,), length=40).pieces(loaded(lm))
-    assert found == [second[first : first + 40] for first in range(0, len(second) - 39, 40)] and found
+    assert found == [whole[first : first + 40] for first in range(0, len(whole) - 39, 40)] and found
     with pytest.raises(CorruptFile, match=r"line 1 of .* is not .* that ends with an answer"):
         TextFiles((written(tmp_path / "text.jsonl", {"text": "tide" * 40}),), length=40).pieces(loaded(lm))
 
