@@ -83,9 +83,9 @@ class Measured(dict[str, Any]):
             over: What it is compared with.
 
         Returns:
-            "gain" and "interval of gain". Nothing where the other is not of these items, or there is one alone.
+            "gain" and "interval of gain". Nothing where the other is not of these items, or where fewer than two count.
         """
-        if not isinstance(over, Measured) or over.name != self.name or len(self.each) < 2:
+        if not isinstance(over, Measured) or over.name != self.name or np.count_nonzero(self.weights) < 2:
             return {}
         sign = -1.0 if self.name in FALLING else 1.0
         differences = [sign * (own - other) for own, other in zip(self.each, over.each, strict=True)]

@@ -35,6 +35,8 @@ HELD_OUT = 5
 """Every how manieth question is kept for validation."""
 _SHARD = 8
 """Questions per shard."""
+_ROWS = 64
+"""Rows of the vocabulary's size that are normalised at a time."""
 PLAIN = ("length", "log-probability", "mean log-probability")
 """What an example says without its state: tokens of the answer, the log-probability of the last one and of all."""
 _ARRAYS = ("states", "valid", "question", "plain")
@@ -265,12 +267,14 @@ def read_nodes(
         logit_rows=list(range(len(tree))),
     )
     scores = model.forward(Batch([segment]), taps=(layer,))
-    likely = scores.logits.double().log_softmax(dim=-1).cpu().numpy()
     own, whole = np.zeros(len(tree)), np.zeros(len(tree))
+    for first in range(0, len(tree), _ROWS):
+        likely = scores.logits[first : first + _ROWS].double().log_softmax(dim=-1)
+        below = np.flatnonzero((tree.parents >= first) & (tree.parents < first + _ROWS))
+        places = (torch.from_numpy(each[below].astype(np.int64)) for each in (tree.parents - first, tree.tokens))
+        own[below] = likely[tuple(places)].cpu().numpy()
     for node in range(1, len(tree)):
-        above = tree.parents[node]
-        own[node] = likely[above, tree.tokens[node]]
-        whole[node] = whole[above] + own[node]
+        whole[node] = whole[tree.parents[node]] + own[node]
     depths = tree.depths[nodes]
     plain = np.stack([depths, own[nodes], whole[nodes] / depths], axis=1).astype(np.float32)
     return normalized(scores.hidden_of(0, layer)[torch.from_numpy(nodes)]).cpu().numpy(), plain

@@ -14,7 +14,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.training import loop
 from decodery.training.card import CARD, check_folder, write_card
-from decodery.training.held_out import HeldOut, bootstrap, hold_out, paired
+from decodery.training.held_out import HeldOut, Measured, bootstrap, hold_out, paired
 
 
 def test_half_chooses_and_the_other_half_is_tested() -> None:
@@ -159,6 +159,10 @@ def test_an_item_counts_by_its_weight() -> None:
     assert low == 0.0 and high in (0.0, 1.0)
     assert bootstrap([0.25]) == [0.25, 0.25]
     assert paired([1.0, 3.0, 2.0], [1.0, 1e-9, 1.0])[1] < paired([1.0, 3.0, 2.0])[1]
+    one, other = ({"loss": 1.0}, [1.0, 2.0, 3.0]), ({"loss": 2.0}, [2.0, 3.0, 5.0])
+    for counts, known in (([1.0, 1.0, 2.0], True), ([0.0, 1.0, 0.0], False), ([0.0, 0.0, 0.0], False)):
+        better, worse = (Measured(figures, "loss", each, counts) for figures, each in (one, other))
+        assert bool(better.gain(worse)) is known
 
 
 def descent(steps: int, **settings: object) -> tuple[torch.Tensor, loop.History]:
