@@ -148,8 +148,9 @@ def examples(
         parts.append(_read(path, made))
         progress("examples", min(first + _SHARD, len(questions)), len(questions))
     joined = {name: np.concatenate([part[name] for part in parts]) for name in _ARRAYS}
-    states, valid = joined["states"].astype(np.float32), joined["valid"].astype(bool)
-    return Examples(states, valid, joined["question"], joined["plain"])
+    return Examples(
+        joined["states"].astype(np.float32), joined["valid"].astype(bool), joined["question"], joined["plain"]
+    )
 
 
 def _read(path: Path, made: str) -> dict[str, np.ndarray]:
