@@ -146,7 +146,7 @@ def weight_bytes(name: str) -> int:
 
 
 def content_key(name: str) -> str:
-    """What tells the files of a model from those that replace them; with the checksum for an embedded model.
+    """What tells the files of a model from those that replace them.
 
     Args:
         name: What `find` takes.

@@ -75,7 +75,7 @@ def chosen_model(model: Reader) -> tuple[FoundModel | None, list[str]]:
 
 
 def found_models(model: Reader) -> tuple[FoundModel, ...]:
-    """The smaller models of a model's family and vocabulary, the cheapest first, with those that are too dear.
+    """The smaller models of a model's family and vocabulary, the cheapest first, too dear ones as well.
 
     They are looked for once as long as the model lives.
     """

@@ -274,7 +274,7 @@ class BoundHead(ABC):
         return torch.zeros((), dtype=torch.float32, device="cpu")
 
     def acceptance(self, spoken: torch.Tensor) -> torch.Tensor | None:
-        """How sure the head is of its guesses [n], as logits, for training; None where it has no part for that.
+        """How sure the head is of its guesses [n], as logits; None where it has no part for that.
 
         Args:
             spoken: [n, width], what `project` takes.
