@@ -276,7 +276,6 @@ class TensorPool(PagePool):
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
         super().__init__(row, dtype, device, size)
         self._tables: dict[tuple[int, int], DeviceTables] = {}
-        self._limited = size < _memory_of(device)
         self.beside = coded.beside(dtype)
         self._page = (SLOTS * row,) if self.beside else (SLOTS, row)
         self.data = torch.zeros(2, 0, *self._page, dtype=dtype, device=device)
@@ -361,15 +360,21 @@ class TensorPool(PagePool):
         except (RuntimeError, MemoryError) as error:
             raise _no_memory(pages * self.page_bytes) from error
 
+    def _others(self) -> Iterator[TensorPool]:
+        """The pools that share its limit."""
+        every = () if self.limit is None else self.limit.pools.values()
+        return (each for each in every if isinstance(each, TensorPool) and each is not self)
+
     def _extend(self, pages: int) -> None:
         super()._extend(pages)
         held = self.data.shape[1]
         if pages <= held:
             return
         room = max(pages, held + held // 2, _first(self.device) // self.page_bytes)
-        if self._limited and 4 * room > self.most:
+        if self.limit is not None and 4 * room > self.most:
             # What moves lies there twice: later there would be no room beside it for all that the limit allows.
-            room = self.most
+            others = sum(each.data.shape[1] * each.page_bytes for each in self._others())
+            room = max(pages, (self.limit.most - others) // self.page_bytes)
         try:
             wider = self._zeros(min(room, self.most))
         except OutOfMemory:

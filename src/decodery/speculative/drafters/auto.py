@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from decodery.core.errors import SettingsError, UnsupportedModel
+from decodery.core.errors import DecoderyError, SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
 from decodery.models.loaders import drafts
@@ -135,6 +135,12 @@ class Auto(Drafter):
         known_as = ""
         if self.model == FOUND:
             second, notes = second_for(model)
+            try:
+                if second is not None:
+                    named(second.name, self.dtype)
+            except DecoderyError as error:
+                # It was there when the folder was read.
+                second, notes = None, [f"drafting with n-grams: the model {second.name} cannot be loaded: {error}"]
             if second is None:
                 found = replace(self, model=None, vocabulary=None)
             else:

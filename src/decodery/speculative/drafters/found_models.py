@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+import torch
+
 from decodery.core.errors import DecoderyError
 from decodery.core.machine import usable_memory
 from decodery.models import footprint
@@ -101,16 +103,17 @@ def _fitting(model: Reader) -> Iterator[FoundModel]:
             # It is no model that runs natively, or a damaged one.
             continue
         if about.config.vocabulary == config.vocabulary and about.config.family == config.family:
-            yield FoundModel(name, own / size, content_key(name), _refusal(name, about, own, size))
+            yield FoundModel(name, own / size, content_key(name), _refusal(model, name, about, own, size))
 
 
-def _refusal(name: str, about: Description, own: int, size: int) -> str:
+def _refusal(model: Reader, name: str, about: Description, own: int, size: int) -> str:
     begin = f"drafting with n-grams: the model {name}"
     if not about.config.causal:
         return f"{begin} does not write from left to right: not asked"
     if own / size > _DEAREST:
         return f"{begin} would take {own / size:.0%} of a pass a token: not asked"
-    usable = usable_memory()
+    on_card = model.device.type == "cuda"
+    usable = torch.cuda.get_device_properties(model.device).total_memory if on_card else usable_memory()
     if usable is not None and own + size > _OF_MEMORY * usable:
         return f"{begin} has no room in memory beside this one, with {own / 2**30:.1f} GiB: not asked"
     return ""

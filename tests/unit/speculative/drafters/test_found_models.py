@@ -112,6 +112,16 @@ def test_a_text_with_a_found_model_is_the_same_and_its_record_is_kept(here: Path
     assert note == "drafting with n-grams: no smaller model was found that fits this one"
 
 
+def test_a_found_model_that_is_no_longer_there_is_done_without(here: Path) -> None:
+    lm = target(here)
+    (found,) = found_models(lm.model)
+    (here / "small.gguf").unlink()
+    bound = Auto(model="found").bind(lm.model)
+    assert bound.model is None and len(bound.notes) == 1
+    assert bound.notes[0].startswith(f"drafting with n-grams: the model {found.name} cannot be loaded: ")
+    assert lm.generate("abc", drafter="auto:model=found,warm=none", max_new_tokens=4).trace.notes == [*bound.notes]
+
+
 def test_what_lies_near_is_named_once_the_nearest_first(here: Path) -> None:
     hub, beside = here.parents[1] / "hub", here.parent / "beside"
     beside.mkdir()
