@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from decodery.kv_cache.quest import Quest
 from decodery.kv_cache.streaming_llm import StreamingLLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache import cache as caches
-from decodery.models.cache.cache import KVCache
+from decodery.models.cache.cache import KVCache, Snapshot
 from decodery.models.cache.page_pool import SLOTS, PagePool
 from decodery.models.mapped_memory import discards
 from decodery.models.native.int8 import Int8Linear
@@ -189,6 +190,21 @@ def test_a_cut_too_far_back_reads_again() -> None:
     assert cache.next_position == 0 and cache.pages.passed == 0
     read(cache, tokens)
     assert apart(cache, tokens) < 1e-9
+
+
+def test_marks_are_not_looked_at_while_there_is_nothing_to_give_back() -> None:
+    cache = MODEL.new_cache()
+    read(cache, list(range(1, 60)))
+
+    class Looked(WeakSet[Snapshot]):
+        def __iter__(self) -> Iterator[Snapshot]:
+            raise AssertionError("looked at")
+
+    cache._snapshots = Looked()
+    cache.release_passed()
+    read(cache, list(range(1, 60)))
+    with pytest.raises(AssertionError, match="looked at"):
+        cache.release_passed()
 
 
 def test_marks_keep_what_they_may_return_to() -> None:

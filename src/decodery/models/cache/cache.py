@@ -392,10 +392,14 @@ class KVCache:
         """
         if self.window is None or self.prefix or not (self.policy is None or self.policy.anew):
             return
-        begins = min((self.next_position, *(snapshot.next_position for snapshot in self._snapshots))) - self.window + 1
-        if begins < self.pages.passed * SLOTS + 2 * _BEHIND or self._lost(self.pages.windowed):
+        least = self.pages.passed * SLOTS + 2 * _BEHIND + self.window - 1
+        if self.next_position < least:
+            # At nearly every step of a text.
             return
-        self.pages.release_passed(begins - _BEHIND)
+        stands = min((self.next_position, *(snapshot.next_position for snapshot in self._snapshots)))
+        if stands < least or self._lost(self.pages.windowed):
+            return
+        self.pages.release_passed(stands - self.window + 1 - _BEHIND)
 
     def truncate(self, n: int) -> None:
         """Forget every slot whose position is n or later.
