@@ -16,7 +16,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.pace import Pace
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
-from decodery.engine.share import Beside, PassBudget, divided, fair
+from decodery.engine.share import Beside, PassBudget, divided, fair, most_nodes
 from decodery.engine.task import CoroutineTask, SchedulerEntry
 from decodery.models.batch import Segment
 from decodery.sampling.sampler import Sampler
@@ -25,6 +25,7 @@ from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
 from decodery.search.smc import SMC
 from decodery.speculative.drafters.draft_model import DraftModel
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest, gather, off_loop, run_sync
 from decodery.step.scorer import Candidates, Scorer
 from decodery.step.segment_end import SegmentEnd
@@ -342,3 +343,19 @@ def test_ends_of_segments_hold_up_nobody_else(drafter: str | None) -> None:
     ends.answers.set()
     engine.run([seq])
     assert seq.tokens == other.tokens == plain.tokens
+
+
+def test_a_fork_belongs_to_the_owner_of_its_text() -> None:
+    engine = Engine(MODEL)
+    text = engine.submit(Request([1, 2, 3], max_new_tokens=8, cache_namespace="one"))
+    engine.step()
+    engine.fork(text)
+    schedule = engine._schedule
+    assert [run.owner for run in (*schedule.runs, *schedule._waiting)] == ["one", "one"]
+
+
+def test_rows_are_kept_for_what_a_drafter_proposes() -> None:
+    engine = Engine(MODEL)
+    drafter = PromptLookup(length=3)
+    text = engine.submit(Request([1, 2, 3], drafter=drafter, max_draft_tokens=10))
+    assert most_nodes(SchedulerEntry(text)) == 3
