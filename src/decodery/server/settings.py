@@ -113,7 +113,7 @@ def kv_bytes(gib: float | None, *, elsewhere: bool = False) -> int:
 
 
 def quarter_of_memory() -> int:
-    """A quarter of the bytes of memory where models lie: the first graphics card's, or this machine's without one.
+    """A quarter of the memory where models lie: the first graphics card's, or the machine's without one.
 
     2 GiB where nothing is known.
     """

@@ -162,7 +162,7 @@ def trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:
 
 
 def axis_by(read: Ordered[ReadStatement], kind: str, *, seed: int = 0, **settings: Any) -> Probe:
-    """`best_axis` of statements that were read, with how far these are from their mean, and how long they are."""
+    """`best_axis` of statements that were read, with their distances from their mean and their lengths."""
     states = {site: torch.stack([each.states[site] for each in read]) for site in read[0].states}
     found = best_axis(states, [each.statement for each in read], kind, seed=seed, **settings)
     others = part_of(read, lambda each: each.statement.group, seed, "calibration")

@@ -49,7 +49,7 @@ def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *
 
 
 def paired(differences: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
-    """The 95 % interval of a weighted mean of differences, by Student's distribution, which also holds for few items.
+    """The 95 % interval of a weighted mean of differences, by Student's distribution: also of few items.
 
     Args:
         differences: Of the same item, at least two.

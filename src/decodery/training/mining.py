@@ -178,7 +178,7 @@ def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) 
 
 
 def from_answers(model: LanguageModel, prompt: list[int], right: list[int], wrong: list[int]) -> Labelled:
-    """States, what they say plainly and labels of two answers: right tokens are valid, the first different one is not.
+    """States, `PLAIN` and labels of two answers: right tokens are valid, the first different one is not.
 
     What follows a mistake is not used.
     """
@@ -255,7 +255,7 @@ def _alternatives(
 def read_nodes(
     model: LanguageModel, prompt: list[int], tree: DraftTree, nodes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[n, hidden] last states of a tree's nodes after the prompt, as the head sees them, and [n, 3] `PLAIN` of them."""
+    """[n, hidden] last states of a tree's nodes, as the head sees them, and [n, 3] `PLAIN` of them."""
     layer, cache = model.config.num_layers, model.new_cache()
     if len(prompt) > 1:
         model.forward(Batch([Segment.chunk(prompt[:-1], cache, logit_rows=[])]))

@@ -135,12 +135,13 @@ class Auto(Drafter):
         known_as = ""
         if self.model == FOUND:
             second, notes = second_for(model)
+            name = "" if second is None else second.name
             try:
-                if second is not None:
-                    named(second.name, self.dtype)
+                if name:
+                    named(name, self.dtype)
             except DecoderyError as error:
                 # It was there when the folder was read.
-                second, notes = None, [f"drafting with n-grams: the model {second.name} cannot be loaded: {error}"]
+                second, notes = None, [f"drafting with n-grams: the model {name} cannot be loaded: {error}"]
             if second is None:
                 found = replace(self, model=None, vocabulary=None)
             else:
