@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from commands import inside
 from decodery.training import to_diffusion
 from decodery.training.diffusion import DiffusionRecipe, held_out, train_diffusion
 from decodery_benchmarks.training.seq2seq import Seq2SeqRecipe, train_seq2seq
@@ -70,6 +71,9 @@ KINDS = {
     "to-diffusion": "-m {words} --tasks copy --least 2 --most 3 --places 5 --rank 4 --steps 3 --batch 4",
     "dscd": "{diffusion} --tasks copy --letters 3 --steps 3 --batch 4",
     "r2": "{diffusion} --tasks copy --letters 3 --steps 3 --batch 4 --trajectories 16",
+    "hamburger": "-m {sure} --texts 20 --max-new-tokens 12 --most 3 --layers 1 --epochs 1 --batch 6",
+    "router": "{prompts} -m {model} --second {chat} --scorer value-head(head={value}) --no-chat-template "
+    "--step-tokens 2 --max-new-tokens 6",
     "learn2pd": "{lists} -m {diffusion} --no-chat-template --max-new-tokens 8 --block 8 --epochs 6",
 }
 """By kind: the arguments after `decodery train KIND`, without --out."""
@@ -94,6 +98,14 @@ class Files(dict[str, str]):
             train_seq2seq(transduction("normalise"), out, recipe=Seq2SeqRecipe(**shape, batch=2, steps=1, held=1))
         elif name == "dates":
             out.write_text("\n".join(islice(sources(transduction("normalise"), "train"), 12)))
+        elif name == "sure":
+            # Its embedding and its head are one table, and some of its predictions leave little doubt.
+            model = make_model("llama", tie_word_embeddings=True)
+            model.get_input_embeddings().weight.data.mul_(4)
+            save(model, out)
+        elif name == "value":
+            code, _, errors = inside("train", "value", *KINDS["value"].format_map(self).split(), "--out", str(out))
+            assert code == 0, errors
         else:
             assert name == "words"
             save_word_model(out)
@@ -135,7 +147,9 @@ def made_files(folder: Path) -> Files:
         "solutions": [{"question": f"Say {n}", "reference": "a\n\n1", "solution": f"b\n\n{n}"} for n in range(3)],
     }
     (folder / "text.txt").write_text(TEXT * 60)
+    (folder / "prompts.txt").write_text("\n".join(f"Say {n}" for n in range(16)))
     for name, each in lines.items():
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, each)))
     found = {name: str(folder / f"{name}.jsonl") for name in lines}
-    return Files(folder, found | {"text": str(folder / "text.txt"), "model": str(plain), "chat": str(chat)})
+    found |= {name: str(folder / f"{name}.txt") for name in ("text", "prompts")}
+    return Files(folder, found | {"model": str(plain), "chat": str(chat)})

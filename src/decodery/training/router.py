@@ -108,14 +108,14 @@ def fit_router(
     steps: int = 300,
     seed: int = 0,
     out: Path | None = None,
+    progress: Progress = silent,
 ) -> tuple[RouterHead, dict[str, Any]]:
     """The router that predicts best on some held-out texts which of two steps is better.
 
     Its report is of others. The figure is Spearman's correlation of its probabilities with the advantage. Both kinds of
     steps weigh the same.
     """
-    router = _fitted(found, tap, model, steps, seed, out)
-    control = _fitted(found.shuffled, tap, model, steps, seed, out)
+    router, control = (_fitted(each, tap, model, steps, seed, out, progress) for each in (found, found.shuffled))
     test = found.of(found.text % (2 * _HELD_OUT) == 2 * _HELD_OUT - 1)
     places = torch.tensor([int((test.text[:at] == text).sum()) for at, text in enumerate(test.text)], device="cpu")
 
@@ -134,7 +134,9 @@ def fit_router(
     return router, {"steps": len(found.text), "better": better, **report}
 
 
-def _fitted(found: Decisions, tap: int, model: str, steps: int, seed: int, out: Path | None) -> RouterHead:
+def _fitted(
+    found: Decisions, tap: int, model: str, steps: int, seed: int, out: Path | None, progress: Progress
+) -> RouterHead:
     held = found.text % _HELD_OUT == _HELD_OUT - 1
     train, others = found.of(~held), found.of(found.text % (2 * _HELD_OUT) == _HELD_OUT - 1)
     labels = (train.advantage > 0).double()
@@ -183,6 +185,7 @@ def _fitted(found: Decisions, tap: int, model: str, steps: int, seed: int, out: 
         metric="spearman",
         higher=True,
         settings={"decisions": content([found.states, found.escalated, found.advantage, found.text]), "seed": seed},
+        progress=progress,
         own=True,
     )
     return made()
@@ -256,7 +259,7 @@ def _learn(run: Run) -> dict[str, Any]:
         requests.append(request)
     small = search.second(lm.model)
     found = decisions(lm.engine(), small, requests, progress=run.progress)
-    learned, report = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed, out=run.training)
+    learned, report = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed, **run.kept)
     learned.save(run.out)
     return report
 

@@ -17,7 +17,7 @@ from commands import inside
 from covering import some
 from decodery.cli import train_common
 from decodery.models.loaders import store
-from decodery.training import loop, los
+from decodery.training import loop, los, router
 from trained_kinds import KINDS, made_files
 
 
@@ -45,6 +45,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(train_common, "monotonic", lambda: 0.0)
     monkeypatch.setattr(loop.TrainingPlan, "__post_init__", often)
     monkeypatch.setitem(los.train_los.__wrapped__.__kwdefaults__, "epochs", 6)
+    monkeypatch.setitem(router.fit_router.__kwdefaults__, "steps", 6)
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
 
 
@@ -99,7 +100,8 @@ def run(
 
     At its `stop`-th report of progress the error comes, or with `saved` at the first one after so many checkpoints.
     """
-    before = steps_of(out)
+    # Files and models that it names are made before anything is counted.
+    before, arguments = steps_of(out), KINDS[kind].format_map(files).split()
 
     @contextmanager
     def counting(**settings: Any) -> Iterator[Any]:
@@ -113,7 +115,6 @@ def run(
     with pytest.MonkeyPatch.context() as patched:
         watch = Watch(patched)
         patched.setattr(store, "terminal_progress", counting)
-        arguments = KINDS[kind].format_map(files).split()
         try:
             code, _, errors = inside("train", *kind.split(), *arguments, "--out", str(out))
         except BaseException as ended:
