@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 
 from decodery.training.activations import Answered
-from decodery.training.align import aligned
 from decodery.training.los import scores as los_scores
 from decodery.training.los import train_los
 from decodery.training.probe import train_probe, worst
 from decodery.training.ranking import auroc, interval
 
+from .align import aligned
 from .figures import Row
 from .settings import WatchSettings
 

@@ -1,7 +1,6 @@
 # Written by tools/method_index.py.
 from .data import Corpus as Corpus
 from .data import TrainingText as TrainingText
-from .align import aligned as aligned
 from .data import built_in_prompts as built_in_prompts
 from .data import cut_files as cut_files
 from .data import read_prompts as read_prompts

@@ -12,13 +12,13 @@ import pytest
 
 from decodery.bench import result
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.training.align import aligned
 from decodery.training.checkable import FAMILIES, built_in
 from decodery.training.ranking import auroc, word_scores
 from decodery.training.sae import edges, own_codes
 from decodery.training.sequential import built_in_talks
 from decodery_benchmarks import kinds, report
 from decodery_benchmarks.monitors import codes, job, recall
+from decodery_benchmarks.monitors.align import aligned
 from decodery_benchmarks.monitors.control import effect
 from decodery_benchmarks.monitors.feedback import _observed
 from decodery_benchmarks.monitors.figures import (

@@ -6,8 +6,6 @@ import torch
 
 from decodery.core.errors import SettingsError
 
-__all__ = ["aligned"]
-
 
 def aligned(source: torch.Tensor, target: torch.Tensor, size: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     """Both sets of rows, [n, width] and [m, width], in one space [n, size] and [m, size], unsupervised.
