@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +13,7 @@ from decodery.scorers.sandbox import Sandbox
 from decodery.search.answers import AnswerExtractor
 from decodery.training.adapter import LoRARemaking
 from decodery.training.grpo import GRPORecipe, train_grpo
-from decodery.training.kind import Data, Kind, Run
-from decodery.training.kind_data import ARGUMENT
+from decodery.training.kind import ARGUMENT, Data, Kind, Run, option
 
 
 @dataclass(frozen=True)
@@ -22,18 +21,13 @@ class Rewarded(Data):
     """Problems, and how answers are rewarded.
 
     Attributes:
-        problems: The file of problems.
-        prompt: The prompt of a problem.
         answer: Where answers stand in a text.
-        pattern: A regular expression of answers in its place.
     """
 
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
-
-    problems: Path = field(default=Path(), metadata=ARGUMENT)
-    prompt: str = "{question}"
+    problems: Path = option(Path(), "The file of problems.", **ARGUMENT)
+    prompt: str = option("{question}", "The prompt of a problem.")
     answer: Literal["auto", "number", "marked", "whole", "choice", "quantity"] = "auto"
-    pattern: str | None = None
+    pattern: str | None = option(None, "A regular expression of answers in its place.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

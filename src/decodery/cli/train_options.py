@@ -125,7 +125,7 @@ def described(settings: tuple[Any, ...], without: tuple[str, ...]) -> list[Param
         hints, texts = get_type_hints(type(instance)), descriptions(type(instance))
         for field in fields(instance):
             if field.name not in found and field.name not in without and not is_dataclass(hints[field.name]):
-                text = texts.get(field.name) or USUAL.get(field.name, "")
+                text = field.metadata.get("help") or texts.get(field.name) or USUAL.get(field.name, "")
                 found[field.name] = _described(field, hints[field.name], getattr(instance, field.name), text)
     return list(found.values())
 

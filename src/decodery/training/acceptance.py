@@ -21,14 +21,14 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.vocabularies import fitted
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
-from .bounds import NON_NEGATIVE, POSITIVE, Bounded, bounded
 from .card import check_folder
 from .corpus import Corpus, TrainingText, check_texts
 from .held_out import HeldOut, Measured
 from .kept_files import keep, kept
-from .kind import Kind, Run
+from .kind import NON_NEGATIVE, POSITIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, content, train
+from .tensors import int_tensor
 
 _SHARD = 32
 """Texts whose states are kept in one file."""
@@ -42,22 +42,18 @@ class AcceptanceRecipe(Bounded):
     """How a head is trained; the published numbers, with a schedule for thousands of tokens, not millions.
 
     Attributes:
-        depth: Residual blocks of the head.
         rejected: Weight of a rejection in the loss, 6 as published. With 1 the predicted probabilities are unbiased,
             which is better where most drafts are rejected.
         kept: Share of positions where the text's own token stays in place of the draft's.
-        epochs: Training epochs.
-        batch: Drafted tokens of a step.
-        seed: Random seed of texts and training.
     """
 
-    depth: int = bounded(3, NON_NEGATIVE)
+    depth: int = bounded(3, NON_NEGATIVE, "Residual blocks of the head.")
     rejected: float = bounded(6.0, POSITIVE)
     kept: float = bounded(0.15, "[0, 1)")
-    epochs: float = 5.0
+    epochs: float = option(5.0, "Training epochs.")
     lr: float = 3e-4
-    batch: int = 256
-    seed: int = 0
+    batch: int = option(256, "Drafted tokens of a step.")
+    seed: int = option(0, "Random seed of texts and training.")
 
 
 def train_acceptance(run: Run, draft: LanguageModel, corpus: Corpus) -> dict[str, Any]:
@@ -231,7 +227,7 @@ def _examples(
             tensors = {
                 "states": torch.cat([states for states, _ in found]).half(),
                 "labels": torch.cat([labels for _, labels in found]),
-                "sizes": torch.tensor([len(labels) for _, labels in found], dtype=torch.int64, device="cpu"),
+                "sizes": int_tensor([len(labels) for _, labels in found]),
             }
             keep(path, tensors, made)
         progress("judging drafts", numbers[-1] + 1, len(corpus))
@@ -250,13 +246,9 @@ def _fingerprint(model: LanguageModel) -> str:
 
 @dataclass(frozen=True)
 class Drafted:
-    """Whose acceptance is learned.
+    """Whose acceptance is learned."""
 
-    Attributes:
-        draft: The draft model whose hidden states are read.
-    """
-
-    draft: str = "smollm2-draft"
+    draft: str = option("smollm2-draft", "The draft model whose hidden states are read.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from decodery.step.sequence import Sequence
 
 from .checkable import CheckableQuestion, built_in, read_checkable
 from .kept_files import keep, kept
-from .kind import Data, Run
-from .kind_data import ARGUMENT, PLAIN
+from .kind import ARGUMENT, PLAIN, Data, Run, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .loop import content
+from .tensors import int_tensor
 
 SHARD = 64
 """Questions whose answers are kept in one file, and decoded together in parts."""
@@ -31,21 +31,14 @@ _TOGETHER = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answered:
-    """One question as the model answered it.
-
-    Attributes:
-        wrong: By exact match; of texts with labels of their own, what the monitor looks for.
-        signatures: [n, k + 5], as `Signature.numbers`.
-        prompt: {site: [2 * width]}, the mean of the prompt's rows beside the last of them.
-        new: {site: [n, width]}, the rows that the tokens were chosen at.
-    """
+    """One question as the model answered it."""
 
     question: CheckableQuestion
-    wrong: bool
+    wrong: bool  # By exact match; of texts with labels of their own, what the monitor looks for.
     tokens: list[int]
-    signatures: torch.Tensor
-    prompt: dict[str, torch.Tensor]
-    new: dict[str, torch.Tensor]
+    signatures: torch.Tensor  # [n, k + 5], as `Signature.numbers`
+    prompt: dict[str, torch.Tensor]  # {site: [2 * width]}, the mean of the prompt's rows beside the last of them
+    new: dict[str, torch.Tensor]  # {site: [n, width]}, the rows that the tokens were chosen at
 
 
 def collect(
@@ -108,8 +101,8 @@ def _answers(
 def _tensors(answers: Ordered[Answered], sites: Ordered[str]) -> dict[str, torch.Tensor]:
     sizes, tokens = [len(each.tokens) for each in answers], [token for each in answers for token in each.tokens]
     tensors = {
-        "sizes": torch.tensor(sizes, dtype=torch.int64, device="cpu"),
-        "tokens": torch.tensor(tokens, dtype=torch.int64, device="cpu"),
+        "sizes": int_tensor(sizes),
+        "tokens": int_tensor(tokens),
         "wrong": torch.tensor([each.wrong for each in answers], dtype=torch.bool, device="cpu"),
         "signatures": torch.cat([each.signatures for each in answers]),
     }
@@ -161,15 +154,7 @@ def _answered(asked: CheckableQuestion, wrong: bool, text: Sequence, sites: Orde
 
 @dataclass(frozen=True)
 class Questions(Data):
-    """Questions that a model answers, for a monitor to learn from.
-
-    Attributes:
-        count: Number of built-in questions.
-        rate: Maximum rate of false alarms.
-        apply_chat_template: Questions are plain texts, without the chat template.
-        max_new_tokens: Length of an answer, 64 by default, and 12 with --no-chat-template.
-        seed: Random seed of questions, split and training.
-    """
+    """Questions that a model answers, for a monitor to learn from."""
 
     NOTE = """QUESTIONS holds one JSON object a line, {"prompt": text, "answer": text, "group": text}. MODEL answers
     each greedily. An answer is right if it holds the given one. For plain texts the rest of the line must equal it.
@@ -180,11 +165,11 @@ class Questions(Data):
     An interrupted run continues. The printed figures are those of the test set."""
 
     questions: Path | None = field(default=None, metadata=ARGUMENT)
-    count: int = 960
-    rate: float = 0.1
-    apply_chat_template: bool = field(default=True, metadata=PLAIN)
-    max_new_tokens: int | None = None
-    seed: int = 0
+    count: int = option(960, "Number of built-in questions.")
+    rate: float = option(0.1, "Maximum rate of false alarms.")
+    apply_chat_template: bool = option(True, "Questions are plain texts, without the chat template.", **PLAIN)
+    max_new_tokens: int | None = option(None, "Length of an answer, 64 by default, and 12 with --no-chat-template.")
+    seed: int = option(0, "Random seed of questions, split and training.")
 
     def check(self) -> None:
         if min(self.count, self.max_new_tokens or 1) < 1:

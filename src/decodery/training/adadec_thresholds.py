@@ -19,9 +19,9 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.entropy import entropy
 
 from .held_out import bootstrap
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Data, Kind, Run
 from .lines import named_texts, read_objects
+from .tensors import int_tensor
 
 _CHUNK = 128
 _HELD_OUT = 0.2
@@ -32,22 +32,17 @@ class EntropyThreshold:
     """An entropy threshold and what it was learned from.
 
     Attributes:
-        tau: The entropy in nats above which the first choice is more likely wrong than right.
         weight, bias: Of the logistic regression P(right) = sigmoid(weight * H + bias).
-        cutoff: The probability that tau stands for.
-        accuracy: Of telling right from wrong by it, on a balanced part that chose nothing; 0.5 is chance.
-        interval: Of the accuracy, 95 %, over tokens.
-        tokens: How many were looked at, and wrong: how many of these were not the model's first choice.
     """
 
-    tau: float
+    tau: float  # The entropy in nats above which the first choice is more likely wrong than right
     weight: float
     bias: float
-    cutoff: float
-    accuracy: float
-    interval: tuple[float, float]
+    cutoff: float  # The probability that tau stands for
+    accuracy: float  # Of telling right from wrong by it, on a balanced part that chose nothing; 0.5 is chance.
+    interval: tuple[float, float]  # Of the accuracy, 95 %, over tokens
     tested: int
-    tokens: int
+    tokens: int  # How many were looked at, and wrong: how many of these were not the model's first choice
     wrong: int
 
 
@@ -80,7 +75,7 @@ def observe(
             logits = model.forward(Batch([Segment.chunk(chunk, cache, logit_rows=rows)])).logits.float()
             cache.keep(range(len(chunk)))
             if rows:
-                following = torch.tensor([tokens[start + row + 1] for row in rows], dtype=torch.int64, device="cpu")
+                following = int_tensor([tokens[start + row + 1] for row in rows])
                 entropies += entropy(logits.log_softmax(dim=-1)).flatten().tolist()
                 right += (logits.argmax(dim=-1).cpu() == following).tolist()
     progress("reading solutions", len(pairs), len(pairs))

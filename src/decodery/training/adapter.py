@@ -18,9 +18,10 @@ from decodery.models.loaders.adapters import Adapter, Columns, Thin, tuned
 from decodery.models.torch.weights import Dense
 
 from .corpus import Corpus
-from .kind import Kind, Run
+from .kind import Kind, Run, option
 from .kind_data import CutFiles, cut_texts
 from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
+from .tensors import zeros
 
 
 class AdaptedLinear(TrainedForm):
@@ -65,16 +66,11 @@ class S2FTRemaking(Remaking):
     Of every layer some heads' columns of the output projection and some channels' columns of the MLP's down projection
     learn, drawn at random by `seed`. Columns are kept with their numbers: nothing is permuted, so that it is all the
     same how many heads share a key.
-
-    Attributes:
-        config: That of the model.
-        channels: Share of MLP channels to train.
-        heads: Share of heads to train, at least one head.
     """
 
-    config: ModelConfig | None = None
-    channels: float = 0.03
-    heads: float = 0.052
+    config: ModelConfig | None = option(None, "That of the model.")
+    channels: float = option(0.03, "Share of MLP channels to train.")
+    heads: float = option(0.052, "Share of heads to train, at least one head.")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -108,15 +104,13 @@ class LoRARemaking(Remaking):
     """LoRA: Low-Rank Adaptation of Large Language Models (2021), of these linear layers.
 
     Attributes:
-        rank: Rank of the adapter.
-        alpha: Scale of the adapter: alpha / rank.
         layers: Linear layers that are tuned. Matrices that are kept as one are tuned as one.
         masked: Read prompts but for their last tokens without the adapter, as --search edge does (Efficient Reasoning
             on the Edge, 2026). The texts must have prompts.
     """
 
-    rank: int = 8
-    alpha: float = 16.0
+    rank: int = option(8, "Rank of the adapter.")
+    alpha: float = option(16.0, "Scale of the adapter: alpha / rank.")
     layers: tuple[str, ...] = LINEARS
     seed: int = 0
     masked: bool = False
@@ -138,7 +132,7 @@ class LoRARemaking(Remaking):
         # The scale is in what is drawn: a step of the other then moves the product as far as in the paper.
         drawn = draws.uniform(-1.0, 1.0, (self.rank, inputs)) * inputs**-0.5 * self.alpha / self.rank
         second = torch.from_numpy(drawn).to(weight)
-        part = Thin(torch.zeros(outputs, self.rank, dtype=torch.float32, device="cpu").to(weight), second)
+        part = Thin(zeros(outputs, self.rank).to(weight), second)
         return AdaptedLinear(whole, part, progress_made if self.masked else None)
 
 

@@ -25,12 +25,12 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.models.trained.artifact import TrainedPart
 
-from .bounds import COUNT, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import Run
+from .kind import COUNT, Bounded, Run, bounded, option
 from .loop import History, TrainingPlan, batches
+from .tensors import zeros
 from .traced import TracedCache
 
 _HELD = 16
@@ -48,18 +48,12 @@ _BELIEF = 32.0
 
 @dataclass(frozen=True)
 class AheadRecipe(Bounded):
-    """How it is learned.
+    """How it is learned."""
 
-    Attributes:
-        places: Positions of a text that a step learns at.
-        batch: Texts of a step.
-        steps: Training steps, of `batch` texts each.
-    """
-
-    steps: int = 300
+    steps: int = option(300, "Training steps, of `batch` texts each.")
     lr: float = 3e-2
-    places: int = bounded(16, COUNT)
-    batch: int = 1
+    places: int = bounded(16, COUNT, "Positions of a text that a step learns at.")
+    batch: int = option(1, "Texts of a step.")
     seed: int = 0
 
 
@@ -71,15 +65,13 @@ class AheadBatch:
 
     Attributes:
         likely, share: [p, n, k] what the model expects where a row stands, knowing the tokens before.
-        weight: [p, n] what that counts, 0 where it is not taught.
-        right: [p, n] the tokens of the text there, -1 after its end.
     """
 
     segments: list[Segment]
     likely: torch.Tensor
     share: torch.Tensor
-    weight: torch.Tensor
-    right: torch.Tensor
+    weight: torch.Tensor  # [p, n] what that counts, 0 where it is not taught
+    right: torch.Tensor  # [p, n] the tokens of the text there, -1 after its end
 
 
 def sure_runs(text: TrainingText, alpha: float) -> np.ndarray:
@@ -221,9 +213,7 @@ class AheadTrainee:
         """
         ranks = min(RANKS, self.model.vocab_size)
         numbers = torch.arange(ranks, device="cpu")
-        hits = torch.zeros(self.ahead, ranks, dtype=torch.float32, device="cpu") + _BELIEF / 2 / (
-            (numbers + 1.0) * (numbers + 2.0)
-        )
+        hits = zeros(self.ahead, ranks) + _BELIEF / 2 / ((numbers + 1.0) * (numbers + 2.0))
         seen = torch.full((self.ahead, 1), _BELIEF, dtype=torch.float32, device="cpu")
         for number, text in enumerate(counted := texts[:_COUNTED_TEXTS]):
             progress("counting guesses", number, len(counted))

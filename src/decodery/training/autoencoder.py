@@ -18,11 +18,11 @@ from decodery.models.protocol import LanguageModel
 from decodery.monitors.feature import Feature
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 
-from .bounds import COUNT, Bounded, bounded
 from .held_out import bootstrap
-from .kind import Kind, Run
+from .kind import COUNT, Bounded, Kind, Run, bounded, option
 from .kind_data import TextFiles
 from .loop import TrainingPlan, batches, content, train
+from .tensors import normal, zeros
 
 _VALIDATED = 2048
 """Rows that a validation looks at."""
@@ -43,21 +43,14 @@ def rows_of_texts(
 
 @dataclass(frozen=True)
 class AutoencoderSettings(Bounded):
-    """How an autoencoder is trained.
+    """How an autoencoder is trained."""
 
-    Attributes:
-        features: Features of the autoencoder.
-        k: Active features of a row.
-        batch: Hidden states of a step.
-        seed: Random seed of order and weights.
-    """
-
-    features: int = bounded(2048, "[2, inf)")
-    k: int = bounded(32, COUNT)
+    features: int = bounded(2048, "[2, inf)", "Features of the autoencoder.")
+    k: int = bounded(32, COUNT, "Active features of a row.")
     steps: int = 500
-    batch: int = 256
+    batch: int = option(256, "Hidden states of a step.")
     lr: float = 1e-3
-    seed: int = 0
+    seed: int = option(0, "Random seed of order and weights.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,11 +73,11 @@ def train_autoencoder(
         held: [n, width] rows to choose the best step by.
     """
     draws, width, features = torch.Generator().manual_seed(settings.seed), learned.shape[1], settings.features
-    directions = torch.randn(features, width, generator=draws, dtype=torch.float32, device="cpu")
+    directions = normal(draws, features, width)
     directions = directions / directions.norm(dim=1, keepdim=True)
     tensors = {
         "encoder": directions.T.clone().contiguous(),
-        "bias": torch.zeros(features, dtype=torch.float32, device="cpu"),
+        "bias": zeros(features),
         "decoder": directions.clone(),
         "shift": learned.mean(dim=0),
     }
@@ -162,11 +155,10 @@ class AutoencoderPlace:
     """Which states are encoded.
 
     Attributes:
-        site: Hook point, such as resid_post.10; resid_post of the middle layer by default.
         measure: Train nothing: measure the autoencoder of a folder of SAELens or sparsify.
     """
 
-    site: str | None = None
+    site: str | None = option(None, "Hook point, such as resid_post.10; resid_post of the middle layer by default.")
     measure: Path | None = field(default=None, metadata={"path": "folder"})
 
 

@@ -15,7 +15,7 @@ from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.native.int8 import quantize_rows
 from decodery.models.torch.weights import Dense
 
-from .kind import Kind
+from .kind import Kind, option
 from .kind_data import OwnTexts
 from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
@@ -25,14 +25,10 @@ class TernaryRemaking(Remaking):
     """Ternary weights and 8-bit activations with gradients (BitNet b1.58 Reloaded, 2024).
 
     The paper's norm inside of each layer is left out: without rounding, the copy begins as the model itself.
-
-    Attributes:
-        measure: Scale of a matrix: the median or mean of its magnitudes.
-        ramp: Share of the steps in which rounding increases. 0: all of it at once.
     """
 
-    measure: Measure = "median"
-    ramp: float = 0.3
+    measure: Measure = option("median", "Scale of a matrix: the median or mean of its magnitudes.")
+    ramp: float = option(0.3, "Share of the steps in which rounding increases. 0: all of it at once.")
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.ramp <= 1.0:

@@ -28,9 +28,10 @@ from decodery.step.logits_source import LogitsSource
 
 from .data import write_texts
 from .exits import ExitChecks, fit_agreement
-from .kind import Kind, Run
+from .kind import Kind, Run, option
 from .kind_data import OwnTexts, Seed
 from .loop import known_figures
+from .tensors import zeros
 
 TESTED = "tested.json"
 NEVER = 2.0
@@ -44,23 +45,16 @@ class CalmRecipe:
 
     The probability is over the prompts of the test. The loss of a text is 1 minus its ROUGE-L, over tokens, with the
     text of the whole model.
-
-    Attributes:
-        confidence: What is compared with the threshold.
-        every: Layers between two confidence checks.
-        tokens: Maximum tokens of a text.
-        delta: Maximum mean loss (1 - ROUGE-L).
-        epsilon: Maximum probability of a higher loss.
     """
 
-    confidence: Confidence = "state"
-    every: int = 5
-    tokens: int = 64
-    delta: float = 0.25
-    epsilon: float = 0.05
+    confidence: Confidence = option("state", "What is compared with the threshold.")
+    every: int = option(5, "Layers between two confidence checks.")
+    tokens: int = option(64, "Maximum tokens of a text.")
+    delta: float = option(0.25, "Maximum mean loss (1 - ROUGE-L).")
+    epsilon: float = option(0.05, "Maximum probability of a higher loss.")
 
     def __post_init__(self) -> None:
-        self.source(NEVER, torch.zeros(1, dtype=torch.float32, device="cpu"))
+        self.source(NEVER, zeros(1))
         if not 0 < self.delta < 1 or not 0 < self.epsilon < 1:
             raise SettingsError("calm needs delta and epsilon between 0 and 1")
 
@@ -75,7 +69,7 @@ class CalmRecipe:
         if self.confidence != "classifier":
             return CALM(threshold, self.confidence, self.every, self.tokens)
         plain = CALM(threshold, "state", self.every, self.tokens)
-        tested = torch.zeros(0, 3, dtype=torch.float32, device="cpu")
+        tested = zeros(0, 3)
         exits = Exits(threshold, self.confidence, self.every, self.tokens, plain.tau, tested, classifier=classifier)
         return replace(plain, confidence=self.confidence, calibration=exits)
 

@@ -21,19 +21,13 @@ FAMILIES = ("sums", "capitals")
 
 @dataclass(frozen=True, slots=True)
 class CheckableQuestion:
-    """A question whose answer can be checked.
+    """A question whose answer can be checked."""
 
-    Attributes:
-        prompt: Plain text, after which the answer is the rest of the line, or what a user says in a chat.
-        group: What must not be both learned from and tested on.
-        stratum: How hard it looks from outside, such as its number of digits.
-    """
-
-    prompt: str
+    prompt: str  # Plain text, after which the answer is the rest of the line, or what a user says in a chat
     answer: str
-    group: str
+    group: str  # What must not be both learned from and tested on
     family: str = ""
-    stratum: str = ""
+    stratum: str = ""  # How hard it looks from outside, such as its number of digits
 
     def right(self, text: str) -> bool:
         """Exact match of the first line, without case, accents, outer punctuation and a leading article."""

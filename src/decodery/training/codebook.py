@@ -21,13 +21,13 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
-from .bounds import COUNT, Bounded, bounded
 from .cut import parameters
 from .evaluation import ALONE, MonitorContext
 from .held_out import CONTROL, bootstrap
-from .kind import Kind, Run
+from .kind import COUNT, Bounded, Kind, Run, bounded, option
 from .kind_data import TextFiles
 from .loop import content, even_plan, train
+from .tensors import int_tensor, normal
 
 
 class Coding(Hooks):
@@ -85,21 +85,17 @@ class CodebookSettings(Bounded):
     Attributes:
         sites: Hook point: head_out.L, attn_out.L or mlp_out.L of layer L. Repeatable; mlp_out of the middle layer by
             default.
-        codes: Codes of a codebook.
-        k: Codes of a row.
         seeds: Trainings with seeds of their own, of which the first is kept; the figure of each is printed.
-        batch: Batch size in text pieces.
-        seed: Random seed of order and initial weights.
     """
 
     sites: tuple[str, ...] = field(default=(), metadata={"option": "--site"})
-    codes: int = bounded(1000, "[2, inf)")
-    k: int = bounded(8, COUNT)
+    codes: int = bounded(1000, "[2, inf)", "Codes of a codebook.")
+    k: int = bounded(8, COUNT, "Codes of a row.")
     steps: int = 200
-    batch: int = 4
+    batch: int = option(4, "Batch size in text pieces.")
     lr: float = 5e-4
     seeds: int = bounded(1, COUNT)
-    seed: int = 0
+    seed: int = option(0, "Random seed of order and initial weights.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,7 +189,7 @@ def compared(
         return {"more than without": round(float(apart.mean()), 4), "interval": bootstrap(apart.tolist())}
 
     def drawn(like: torch.Tensor) -> torch.Tensor:
-        noise = torch.randn(like.shape, generator=draws, dtype=torch.float32, device="cpu").to(like)
+        noise = normal(draws, *like.shape).to(like)
         return like.mean(dim=1, keepdim=True) + noise * like.std(dim=1, keepdim=True)
 
     baselines = {
@@ -223,14 +219,14 @@ def _begun(
         groups, _ = group_shape(tap, model.config)
         rows = in_groups(hooks.states[place].detach(), groups, normed).transpose(0, 1)
         drawn = rows[:, torch.randint(rows.shape[1], (codes,), generator=draws, device="cpu")]
-        noise = torch.randn(drawn.shape, generator=draws, dtype=torch.float32, device="cpu") * rows.std() * 0.05
+        noise = normal(draws, *drawn.shape) * rows.std() * 0.05
         found[tap] = (drawn + noise).clone().requires_grad_()
     return found
 
 
 def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Generator], torch.Tensor]:
     """`draw` over pieces of text of one length."""
-    pieces = torch.tensor([list(each) for each in tokens], dtype=torch.int64, device="cpu")
+    pieces = int_tensor([list(each) for each in tokens])
     return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws, device="cpu")]
 
 
@@ -239,7 +235,7 @@ def _learn(run: Run) -> dict[str, Any]:
     sites = given.sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
     found = run.of(TextFiles).pieces(loaded, needed=6)
     held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
-    tested = torch.tensor(held, dtype=torch.int64, device="cpu")
+    tested = int_tensor(held)
     context = MonitorContext(facts={"model": loaded.name, "command": run.command}, **run.kept)
     made = [
         train_codebook(loaded.model, reading(learned, given.batch), each, held=tested, context=context)

@@ -15,8 +15,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
-from .bounds import COUNT, Bounded, bounded
-from .kind import Kind
+from .kind import COUNT, Bounded, Kind, bounded, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -24,23 +23,15 @@ from .traced import TracedCache
 
 @dataclass(frozen=True)
 class CoprocessorRecipe(Bounded):
-    """How a coprocessor learns.
-
-    Attributes:
-        latents: Entries written after a prompt.
-        ahead: Tokens after a prompt to predict.
-        rank: Rank of the adapters.
-        static: Train a control: the same entries for every prompt.
-        seed: Random seed of the initial weights, and of the order and positions of texts.
-    """
+    """How a coprocessor learns."""
 
     steps: int = 300
     lr: float = 2e-3
-    latents: int = bounded(8, COUNT)
-    ahead: int = bounded(16, COUNT)
-    rank: int = bounded(16, COUNT)
-    static: bool = False
-    seed: int = 0
+    latents: int = bounded(8, COUNT, "Entries written after a prompt.")
+    ahead: int = bounded(16, COUNT, "Tokens after a prompt to predict.")
+    rank: int = bounded(16, COUNT, "Rank of the adapters.")
+    static: bool = option(False, "Train a control: the same entries for every prompt.")
+    seed: int = option(0, "Random seed of the initial weights, and of the order and positions of texts.")
 
 
 class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights, CoprocessorRecipe]):
@@ -140,8 +131,7 @@ KINDS = {
     "coprocessor": Kind(
         """Train adapters that let MODEL add helpful cache entries after a prompt, for the policy coprocessor.
 
-        Text FILES are the training data. MODEL is read in floating point and does not change. Interrupt it with Ctrl-C:
-        the same command continues.""",
+        Text FILES are the training data. MODEL is read in floating point and does not change.""",
         from_pieces(CoprocessorTrainee, CoprocessorRecipe),
         "The coprocessor is ready: --cache-policy coprocessor:trained={out}",
         (TextFiles(), CoprocessorRecipe()),

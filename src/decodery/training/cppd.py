@@ -28,15 +28,14 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.trained.slots import Slots, shapes
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .fitting import fit
 from .held_out import HeldOut
 from .kept_files import keep, kept
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Kind, Run, bounded, option
 from .lines import read_lines
 from .loop import TrainingPlan, batches, content
 from .one_by_one import as_ids
+from .tensors import int_tensor, normal, zeros
 
 HELD_OUT = 9
 """Every how manieth source is kept for validation."""
@@ -50,27 +49,17 @@ Pair = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class CPPDRecipe(Bounded):
-    """How slots learn: their shape, and `steps` of `batch` texts each.
+    """How slots learn: their shape, and `steps` of `batch` texts each."""
 
-    Attributes:
-        layers: Layers of each branch.
-        longest: Maximum number of drafted tokens of a text.
-        symbols: The most frequent tokens whose counts are learned.
-        aside: Weight of the counting and ordering losses.
-        steps: Maximum number of training steps.
-        seed: Random seed of weights and the order of texts.
-        every: Steps between validations.
-    """
-
-    layers: int = bounded(2, COUNT)
-    longest: int = bounded(25, COUNT)
-    symbols: int = bounded(256, COUNT)
-    aside: float = bounded(1.0, NON_NEGATIVE)
-    steps: int = 3000
+    layers: int = bounded(2, COUNT, "Layers of each branch.")
+    longest: int = bounded(25, COUNT, "Maximum number of drafted tokens of a text.")
+    symbols: int = bounded(256, COUNT, "The most frequent tokens whose counts are learned.")
+    aside: float = bounded(1.0, NON_NEGATIVE, "Weight of the counting and ordering losses.")
+    steps: int = option(3000, "Maximum number of training steps.")
     batch: int = 32
     lr: float = 3e-3
-    seed: int = 0
-    every: int = bounded(250, COUNT)
+    seed: int = option(0, "Random seed of weights and the order of texts.")
+    every: int = bounded(250, COUNT, "Steps between validations.")
 
 
 def train_cppd(run: Run, sources: Sequence[Sequence[int]]) -> Slots:
@@ -141,7 +130,7 @@ def written(
             made_of = {"tokens": tokens, "sizes": sizes}
             keep(
                 path,
-                {name: torch.tensor(each, dtype=torch.int64, device="cpu") for name, each in made_of.items()},
+                {name: int_tensor(each) for name, each in made_of.items()},
                 key,
             )
         with kept(path, key) as (found, _):
@@ -162,7 +151,7 @@ class CPPDTrainee:
     def __init__(self, model: EncoderDecoder, pairs: Sequence[Pair], ends: Sequence[int], recipe: CPPDRecipe) -> None:
         self.model, self.recipe = model, recipe
         seen = Counter(token for _, text in pairs for token in text)
-        tokens = torch.tensor(sorted(seen), dtype=torch.int64, device="cpu")
+        tokens = int_tensor(sorted(seen))
         longest = min(max(len(text) for _, text in pairs), recipe.longest + 1)
         hidden, places = model.config.hidden_size, max(len(source) for source, _ in pairs)
         draws = torch.Generator().manual_seed(recipe.seed)
@@ -172,21 +161,18 @@ class CPPDTrainee:
                 return torch.full(
                     shape, float("norm" in name and name.endswith("weight")), dtype=torch.float32, device="cpu"
                 )
-            return torch.randn(shape, generator=draws, dtype=torch.float32, device="cpu") * (
-                1.0 if name == "slot" else 0.02
-            )
+            return normal(draws, *shape) * (1.0 if name == "slot" else 0.02)
 
         own = {name: begin(name, shape) for name, shape in shapes(hidden, recipe.layers, longest, places, len(tokens))}
         self.slots = Slots(own, tokens, tuple(sorted(set(ends) & set(seen))))
         counted = sorted(token for token, _ in seen.most_common(recipe.symbols))
-        self.counted = torch.searchsorted(tokens, torch.tensor(counted, dtype=torch.int64, device="cpu"))
+        self.counted = torch.searchsorted(tokens, int_tensor(counted))
         self.aside = {
-            "symbol": torch.randn(len(counted), hidden, generator=draws, dtype=torch.float32, device="cpu"),
-            "counts.weight": 0.02
-            * torch.randn(longest + 1, hidden, generator=draws, dtype=torch.float32, device="cpu"),
-            "counts.bias": torch.zeros(longest + 1, dtype=torch.float32, device="cpu"),
-            "exists.weight": 0.02 * torch.randn(longest, hidden, generator=draws, dtype=torch.float32, device="cpu"),
-            "exists.bias": torch.zeros(longest, dtype=torch.float32, device="cpu"),
+            "symbol": normal(draws, len(counted), hidden),
+            "counts.weight": 0.02 * normal(draws, longest + 1, hidden),
+            "counts.bias": zeros(longest + 1),
+            "exists.weight": 0.02 * normal(draws, longest, hidden),
+            "exists.bias": zeros(longest),
         }
         self.parameters = {name: tensor.requires_grad_() for name, tensor in {**own, **self._learned_aside}.items()}
 
@@ -214,7 +200,7 @@ class CPPDTrainee:
         """[b, slots] which of its tokens each slot is to say, -1 after a text's end."""
         wanted = torch.full((len(texts), self.slots.count), _NOTHING, dtype=torch.int64, device="cpu")
         for row, text in enumerate(texts):
-            held = torch.tensor(text[: self.slots.count], dtype=torch.int64, device="cpu")
+            held = int_tensor(text[: self.slots.count])
             wanted[row, : len(held)] = torch.searchsorted(self.slots.tokens, held)
         return wanted
 
@@ -227,7 +213,7 @@ def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[
         [b, n, hidden], and [b, 1, 1, n] with 0 or -inf.
     """
     batch = Batch([model.encoder.segment(source) for source in sources])
-    sizes = torch.tensor(list(map(len, sources)), dtype=torch.int64, device="cpu")
+    sizes = int_tensor(list(map(len, sources)))
     read = model.encoder.forward(batch, taps=[-1]).hidden[-1].float().split(sizes.tolist())
     after = torch.arange(int(sizes.max()), device="cpu") >= sizes[:, None, None, None]
     return pad_sequence(read, batch_first=True), torch.where(after, -torch.inf, 0.0)
@@ -268,16 +254,10 @@ def emitted(said: Sequence[int], text: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Sources(Data):
-    """Short texts that a model reads.
-
-    Attributes:
-        texts: Maximum number of sources.
-    """
-
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+    """Short texts that a model reads."""
 
     sources: Path = field(default=Path(), metadata=ARGUMENT)
-    texts: int = 8000
+    texts: int = option(8000, "Maximum number of sources.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

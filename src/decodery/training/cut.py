@@ -17,6 +17,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Layer, Weights, copied, exchanged, floating, holders
 
 from .data import TrainingText
+from .tensors import int_tensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def keep_tokens(texts: Iterable[TrainingText], size: int, target: Transformer, a
     for text in texts:
         counts.update(text.tokens[text.written :].tolist())
     ranked = sorted(range(vocab), key=lambda token: (-counts[token], token))
-    ids = torch.tensor(sorted(ranked[: min(size, vocab)]), dtype=torch.int64, device="cpu")
+    ids = int_tensor(sorted(ranked[: min(size, vocab)]))
     table = normalize(target.weights.embedding.float(), dim=1)
     # In parts: all similarities at once would take gigabytes.
     rows = torch.cat([(part @ table[ids].T).argmax(dim=1) for part in table.split(2048)])

@@ -17,8 +17,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.speculative.stores.datastore import FORMAT, SuffixArray
 
 from .data import token_blocks
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Data, Kind, Run
 
 SHARD = 1 << 22
 """Tokens per shard: sorting one takes about 200 MB."""

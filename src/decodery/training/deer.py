@@ -24,12 +24,11 @@ from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .draft import DraftSettings, check_target, temper, write_draft
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
@@ -44,22 +43,17 @@ class DeerRecipe(Bounded):
     """How a block drafter learns.
 
     Attributes:
-        block: Maximum tokens of a block.
-        places: Positions of a text after which blocks stand.
-        epochs: Epochs of stage 1, continuing texts.
-        refining: Epochs of stage 2, refining blocks, at half the learning rate.
         alpha: Weight of a token of a block in stage 2, as a multiple of the weight of the one after it.
-        seed: Random seed of texts and training.
     """
 
-    block: int = bounded(8, "[2, inf)")
-    places: int = bounded(12, COUNT)
-    epochs: float = bounded(3.0, NON_NEGATIVE)
-    refining: float = bounded(1.0, NON_NEGATIVE)
+    block: int = bounded(8, "[2, inf)", "Maximum tokens of a block.")
+    places: int = bounded(12, COUNT, "Positions of a text after which blocks stand.")
+    epochs: float = bounded(3.0, NON_NEGATIVE, "Epochs of stage 1, continuing texts.")
+    refining: float = bounded(1.0, NON_NEGATIVE, "Epochs of stage 2, refining blocks, at half the learning rate.")
     alpha: float = bounded(1.01, "[1, inf)")
     lr: float = 1e-3
     batch: int = 4
-    seed: int = 0
+    seed: int = option(0, "Random seed of texts and training.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,15 +67,11 @@ class MaskedBlock:
 
     The first one is said by the row of the place itself, and is always hidden; so is the last one, in whose place
     stands the end of the block.
-
-    Attributes:
-        hidden: [length] which of its tokens are masked.
-        weight: [length] what each counts.
     """
 
     place: int
-    hidden: np.ndarray
-    weight: np.ndarray
+    hidden: np.ndarray  # [length] which of its tokens are masked
+    weight: np.ndarray  # [length] what each counts
 
 
 def continuation(place: int, length: int, random: np.random.Generator) -> MaskedBlock:

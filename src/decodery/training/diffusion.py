@@ -23,25 +23,22 @@ from decodery.models.torch.weights import Dense, Layer, Weights
 
 from .card import check_folder
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run
+from .kind import Kind, Run, option
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
 from .loop import History, TrainingPlan, train
+from .tensors import int_tensor, normal
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Shape of a diffusion model.
-
-    Attributes:
-        experts: Of which each row takes two, each with `inner` units; 0 is an MLP that all rows take.
-    """
+    """Shape of a diffusion model."""
 
     width: int
     layers: int
     heads: int
     inner: int
-    experts: int = 0
+    experts: int = 0  # Of which each row takes two, each with `inner` units; 0 is an MLP that all rows take.
 
 
 SIZES = {
@@ -67,23 +64,17 @@ class DiffusionRecipe:
     Attributes:
         tasks: Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, expr, json, pair,
             seed-copy, and copy-, shuffle- and replace-random-names, of two words each.
-        letters: Letters of the longest list.
-        size: Model size: xs, s or m (0.2, 2 or 6 million parameters), xs-moe or s-moe (16 experts).
-        batch: Examples of a step.
-        blank: Share of prompts that are masked too, as guidance needs.
-        places: Train on canvases of all lengths up to N; the length of the answer by default.
-        seed: Random seed of examples, masks and initial weights.
     """
 
     tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace-random")
-    letters: int = MOST
-    size: str = "xs"
+    letters: int = option(MOST, "Letters of the longest list.")
+    size: str = option("xs", "Model size: xs, s or m (0.2, 2 or 6 million parameters), xs-moe or s-moe (16 experts).")
     steps: int = 3000
-    batch: int = 64
+    batch: int = option(64, "Examples of a step.")
     lr: float = 1e-3
-    blank: float = 0.1
-    places: int | None = None
-    seed: int = 0
+    blank: float = option(0.1, "Share of prompts that are masked too, as guidance needs.")
+    places: int | None = option(None, "Train on canvases of all lengths up to N; the length of the answer by default.")
+    seed: int = option(0, "Random seed of examples, masks and initial weights.")
 
     def __post_init__(self) -> None:
         known(self.tasks, self.letters)
@@ -177,12 +168,11 @@ class Masked:
 
     Attributes:
         tokens, shown: [n, prompt + canvas], whole and as they are shown.
-        weights: [n, canvas], of each token in the loss; a row sums to 1 / n.
     """
 
     tokens: np.ndarray
     shown: np.ndarray
-    weights: np.ndarray
+    weights: np.ndarray  # [n, canvas], of each token in the loss; a row sums to 1 / n.
 
     @classmethod
     def draw(cls, recipe: DiffusionRecipe, count: int, number: int) -> Masked:
@@ -224,7 +214,7 @@ def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> to
     rows = model.embed_tokens(torch.from_numpy(shown.reshape(-1)))
     hidden = model.blocks(rows, texts, layer_steps(WHOLE, model.config.num_layers), Hooks.reading(()))
     logits = model.outputs(hidden[places]).float()
-    return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)], dtype=torch.int64, device="cpu"), -torch.inf)
+    return logits.index_fill(1, int_tensor([VOCABULARY.index(MASK)]), -torch.inf)
 
 
 def untrained(recipe: DiffusionRecipe) -> Transformer:
@@ -241,7 +231,7 @@ def untrained(recipe: DiffusionRecipe) -> Transformer:
     generator = torch.Generator().manual_seed(recipe.seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu") * gain / columns**0.5
+        return normal(generator, rows, columns) * gain / columns**0.5
 
     def mixed() -> dict[str, Any]:
         """What a layer of several MLPs has besides: the norms of LLaDA-MoE, and the choice among them."""
@@ -306,8 +296,7 @@ KINDS = {
     "diffusion": Kind(
         """Train a model that fills canvases with answers about short lists, to try diffusion decoders on.
 
-        The folder works as --model, in the layout of LLaDA checkpoints. Examples are generated during training.
-        Interrupt it with Ctrl-C: the same command continues.""",
+        The folder works as --model, in the layout of LLaDA checkpoints. Examples are generated during training.""",
         _learn,
         "The model is ready: --model {out} --no-chat-template --diffuse static",
         (DiffusionRecipe(),),

@@ -11,33 +11,23 @@ import torch
 
 from decodery.models.torch.transformer import Transformer
 
-from .bounds import Bounded
 from .diffusion import HELD, DiffusionRecipe, Masked, distance, learn, tested, trained
-from .kind import Data, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Bounded, Data, Run, option
 from .lists import MOST
 from .loop import History, TrainingPlan
 
 
 @dataclass(frozen=True)
 class TuningRecipe(Bounded):
-    """How a model of `train_diffusion` is trained further.
+    """How a model of `train_diffusion` is trained further."""
 
-    Attributes:
-        tasks: Tasks that the model of FOLDER learned.
-        letters: Letters of the longest list.
-        batch: Examples of a step.
-        control: Train a control: as long, on new examples alone.
-        seed: Random seed of examples and masks.
-    """
-
-    tasks: tuple[str, ...] = DiffusionRecipe.tasks
-    letters: int = MOST
+    tasks: tuple[str, ...] = option(DiffusionRecipe.tasks, "Tasks that the model of FOLDER learned.")
+    letters: int = option(MOST, "Letters of the longest list.")
     steps: int = 1500
-    batch: int = 64
+    batch: int = option(64, "Examples of a step.")
     lr: float = 2e-4
-    control: bool = False
-    seed: int = 0
+    control: bool = option(False, "Train a control: as long, on new examples alone.")
+    seed: int = option(0, "Random seed of examples and masks.")
 
     @property
     def recipe(self) -> DiffusionRecipe:
@@ -53,8 +43,6 @@ class TuningRecipe(Bounded):
 @dataclass(frozen=True)
 class DiffusionModel(Data):
     """A model of `decodery train diffusion`."""
-
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
 
     folder: Path = field(default=Path(), metadata={**ARGUMENT, "path": "folder"})
 

@@ -30,12 +30,12 @@ from .activations import Sites
 from .checkable import capitals
 from .cut import parameters
 from .evaluation import ALONE, NOWHERE, Evaluation, MonitorContext, doubts, keep_evaluated
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Data, Kind, Run, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
 from .probe import inputs_like
 from .ranking import auroc, logistic, part_of, parts
+from .tensors import zeros
 
 _RANDOM_AT_MOST = 2e9
 """Parameters of the largest model that is read with random weights, too: it is loaded in 32 bits for that."""
@@ -45,15 +45,11 @@ ASKED = "Say something."
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A sentence and its label.
-
-    Attributes:
-        group: What must not be both learned from and tested on.
-    """
+    """A sentence and its label."""
 
     text: str
     label: bool
-    group: str
+    group: str  # What must not be both learned from and tested on
 
 
 def built_in_statements(seed: int = 0) -> list[Statement]:
@@ -114,17 +110,12 @@ def _before(lm: LLM) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadStatement:
-    """A statement as the model read it.
-
-    Attributes:
-        states: {site: [width]}, means of its rows.
-        doubt: The mean of -log p over them, in nats.
-    """
+    """A statement as the model read it."""
 
     statement: Statement
-    states: Mapping[str, torch.Tensor]
+    states: Mapping[str, torch.Tensor]  # {site: [width]}, means of its rows
     tokens: int
-    doubt: float
+    doubt: float  # The mean of -log p over them, in nats
 
 
 def read_by(
@@ -237,7 +228,7 @@ def axis_of(
         "mean": mean.float(),
         "scale": torch.ones(len(mean), dtype=torch.float32, device="cpu"),
         "weight.0": (direction / spread).float()[None],
-        "bias.0": torch.zeros(1, dtype=torch.float32, device="cpu"),
+        "bias.0": zeros(1),
     }
     about = {**context.facts, "axis": kind, "variance": share, "seed": seed}
     return Probe(tensors, site, "answer", Threshold(NOWHERE, 0.5, 0, ""), about, context.model)
@@ -253,20 +244,15 @@ def _logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Statements(Data):
-    """Statements to learn from.
-
-    Attributes:
-        kind: lr: the direction that separates the labels. pc1, pc2, ...: a principal component.
-        seed: Random seed of the split.
-    """
+    """Statements to learn from."""
 
     NOTE = """STATEMENTS holds one JSON object a line, {"text": ..., "label": true or false, "group": text}; half of
     them are for training. The default is right and wrong capitals. Or it holds your own texts with labels, {"messages":
     [...], "label": true or false, "group": text}, whose last answer is read."""
 
     statements: Path | None = field(default=None, metadata=ARGUMENT)
-    kind: str = "lr"
-    seed: int = 0
+    kind: str = option("lr", "lr: the direction that separates the labels. pc1, pc2, ...: a principal component.")
+    seed: int = option(0, "Random seed of the split.")
 
     def check(self) -> None:
         if self.statements is not None and not is_labelled(self.statements):

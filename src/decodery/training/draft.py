@@ -30,7 +30,7 @@ from .card import check_folder
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run
+from .kind import Kind, Run, option
 from .kind_data import OwnTexts, cut_texts, own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
@@ -182,26 +182,16 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path) -> None:
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """What a draft model is like, and how it is trained.
+    """What a draft model is like, and how it is trained."""
 
-    Attributes:
-        pretrain: A text file to learn from first. Repeatable.
-        layers: Layers of the draft model.
-        exits: Layers after which the draft model can exit.
-        inner: Width of the MLP of a layer; by default at most that of MODEL.
-        tokens: Vocabulary size of the draft model.
-        window: Tokens that attention sees.
-        seed: Random seed of texts and training.
-    """
-
-    pretrain: tuple[Path, ...] = ()
+    pretrain: tuple[Path, ...] = option((), "A text file to learn from first. Repeatable.")
     epochs: float = 4.0
-    layers: int = 1
-    exits: tuple[int, ...] = ()
-    inner: int | None = None
-    tokens: int = 6144
-    window: int = 128
-    seed: int = 0
+    layers: int = option(1, "Layers of the draft model.")
+    exits: tuple[int, ...] = option((), "Layers after which the draft model can exit.")
+    inner: int | None = option(None, "Width of the MLP of a layer; by default at most that of MODEL.")
+    tokens: int = option(6144, "Vocabulary size of the draft model.")
+    window: int = option(128, "Tokens that attention sees.")
+    seed: int = option(0, "Random seed of texts and training.")
 
     def shape(self, config: ModelConfig) -> DraftShape:
         """The shape that fits a model of this configuration."""

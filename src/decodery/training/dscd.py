@@ -13,10 +13,9 @@ from torch.nn.functional import cross_entropy, kl_div
 from decodery.core.errors import SettingsError
 from decodery.models.torch.transformer import Transformer
 
-from .bounds import POSITIVE, bounded
 from .diffusion import HELD, MODEL, logits_at, trained
 from .diffusion_tuning import DiffusionModel, TuningRecipe, report_of, tune
-from .kind import Kind, Run
+from .kind import POSITIVE, Kind, Run, bounded, option
 from .lists import MASK, VOCABULARY, examples, ids
 from .loop import History
 
@@ -25,19 +24,12 @@ _MOST_LOSS = 5.0
 
 @dataclass(frozen=True)
 class SelfDistillationRecipe(TuningRecipe):
-    """How a diffusion model is distilled.
+    """How a diffusion model is distilled."""
 
-    Attributes:
-        temperature: Temperature of both distributions.
-        first: Weight of the consistency loss in the first tenth of the steps.
-        last: Weight of the consistency loss at the end.
-        everywhere: Compare also the positions that are masked for the student alone, as published.
-    """
-
-    temperature: float = bounded(2.0, POSITIVE)
-    first: float = bounded(0.9, "[0, 1]")
-    last: float = bounded(0.5, "[0, 1]")
-    everywhere: bool = False
+    temperature: float = bounded(2.0, POSITIVE, "Temperature of both distributions.")
+    first: float = bounded(0.9, "[0, 1]", "Weight of the consistency loss in the first tenth of the steps.")
+    last: float = bounded(0.5, "[0, 1]", "Weight of the consistency loss at the end.")
+    everywhere: bool = option(False, "Compare also the positions that are masked for the student alone, as published.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,11 +49,10 @@ class NestedMasks:
     """Examples masked twice.
 
     Attributes:
-        tokens: [n, length].
         student, teacher: [n, length] bool, the latter inside the former.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray  # [n, length]
     student: np.ndarray
     teacher: np.ndarray
 

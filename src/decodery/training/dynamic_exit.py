@@ -19,9 +19,8 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import OpenModel, is_open
 from decodery.speculative.drafters.dynamic_exit import tokens_per_layer
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import TrainingText
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, own_texts
 
 _ROWS = 512
@@ -30,20 +29,13 @@ _ROWS = 512
 
 @dataclass(frozen=True)
 class ExitChoice:
-    """Settings of `del`, and what they promise.
-
-    Attributes:
-        length: The longest draft that promises most for any text.
-        acceptance: By layer, how often its token is the model's.
-        gain: Tokens per layer loaded, by that of plain decoding, if every text drafts at the best of these exits.
-        fixed: If all texts draft at the best single one, and as many tokens. 1 where nothing is won.
-    """
+    """Settings of `del`, and what they promise."""
 
     layers: tuple[int, ...]
-    length: int
-    acceptance: tuple[float, ...]
-    gain: float
-    fixed: float
+    length: int  # The longest draft that promises most for any text
+    acceptance: tuple[float, ...]  # By layer, how often its token is the model's
+    gain: float  # Tokens per layer loaded, by that of plain decoding, if every text drafts at the best of these exits
+    fixed: float  # If all texts draft at the best single one, and as many tokens. 1 where nothing is won.
 
 
 @torch.no_grad()
@@ -64,19 +56,12 @@ def shadows(model: OpenModel, text: TrainingText) -> tuple[np.ndarray, int]:
 
 @dataclass(frozen=True)
 class ExitSettings(Bounded):
-    """What is looked for.
+    """What is looked for."""
 
-    Attributes:
-        exits: Number of exit layers.
-        longest: Maximum tokens of a draft.
-        head: Cost of a head call, in layers. 0: as published.
-        seed: Random seed of the texts.
-    """
-
-    exits: int = bounded(3, COUNT)
-    longest: int = bounded(18, COUNT)
-    head: float = bounded(0.0, NON_NEGATIVE)
-    seed: int = 0
+    exits: int = bounded(3, COUNT, "Number of exit layers.")
+    longest: int = bounded(18, COUNT, "Maximum tokens of a draft.")
+    head: float = bounded(0.0, NON_NEGATIVE, "Cost of a head call, in layers. 0: as published.")
+    seed: int = option(0, "Random seed of the texts.")
 
 
 def choose(right: np.ndarray, asked: np.ndarray, given: ExitSettings) -> ExitChoice:

@@ -18,6 +18,7 @@ from decodery.step.embedded import Embeddings
 
 from .corpus import Corpus
 from .data import write_texts
+from .tensors import int_tensor
 
 KIND = "set of prompts with embeddings"
 _MADE = "make one with decodery.training.embedded.save_prompts"
@@ -59,10 +60,10 @@ def save_prompts(path: Path, prompts: Sequence[tuple[Sequence[int], Embeddings]]
     for tokens, embeddings in prompts:
         embeddings.check(tokens, model)
     tensors = {
-        "tokens": torch.cat([torch.tensor(list(tokens), dtype=torch.int64, device="cpu") for tokens, _ in prompts]),
-        "sizes": torch.tensor([len(tokens) for tokens, _ in prompts], dtype=torch.int64, device="cpu"),
+        "tokens": torch.cat([int_tensor(list(tokens)) for tokens, _ in prompts]),
+        "sizes": int_tensor([len(tokens) for tokens, _ in prompts]),
         "places": torch.cat([torch.from_numpy(each.places.astype(np.int64)) for _, each in prompts]),
-        "held": torch.tensor([len(each.places) for _, each in prompts], dtype=torch.int64, device="cpu"),
+        "held": int_tensor([len(each.places) for _, each in prompts]),
         "rows": torch.cat([each.rows.float() for _, each in prompts]),
     }
     Artifact(KIND, tensors, {}, model.fingerprint).save(path)

@@ -37,17 +37,15 @@ class MonitorContext:
     """What the training of a monitor's part is given beside its settings.
 
     Attributes:
-        data: What is learned from, for the facts of the threshold.
         chat, tokens: Whether prompts have the chat template, and how long texts can be: what the threshold is for.
-        out: The folder of the checkpoints; None to keep none.
     """
 
     model: str = ""
-    data: str = ""
+    data: str = ""  # What is learned from, for the facts of the threshold
     chat: bool | None = None
     tokens: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    out: Path | None = None
+    out: Path | None = None  # The folder of the checkpoints; None to keep none.
     progress: Progress = silent
 
     @classmethod
@@ -82,23 +80,18 @@ class Evaluation(Generic[Item, Part]):
     Attributes:
         train: the trained part of labelled items, called with `seed=`. What it learns from and chooses by are items of
             the parts "train", "validation" and "calibration" of `ranking.parts` with that seed.
-        score: of each item, as the monitor has it for a whole text.
-        label: whether an item is what the monitor looks for.
-        group: what must not be both learned from and tested on.
-        relabel: the first item with the label of the second.
         baselines: numbers of an item that need no monitor. The train part says which way round each is read.
         limit: the trained part flags scores above it; None where it flags nothing.
-        words: the text of an item, for a bag of its words as one more baseline.
     """
 
     train: Callable[..., Part]
-    score: Callable[[Part, Ordered[Item]], list[float]]
-    label: Callable[[Item], bool]
-    group: Callable[[Item], str]
-    relabel: Callable[[Item, Item], Item]
+    score: Callable[[Part, Ordered[Item]], list[float]]  # of each item, as the monitor has it for a whole text
+    label: Callable[[Item], bool]  # whether an item is what the monitor looks for
+    group: Callable[[Item], str]  # what must not be both learned from and tested on
+    relabel: Callable[[Item, Item], Item]  # the first item with the label of the second
     baselines: Mapping[str, Callable[[Item], float]]
     limit: Callable[[Part], float | None] = lambda part: None
-    words: Callable[[Item], str] | None = None
+    words: Callable[[Item], str] | None = None  # the text of an item, for a bag of its words as one more baseline
 
     def run(self, items: Ordered[Item], seed: int, unit: str) -> tuple[Part, dict[str, Any]]:
         """Train the part, others with further seeds, and the control, and test all of them.

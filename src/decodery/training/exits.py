@@ -20,6 +20,7 @@ from .corpus import Corpus
 from .features import FeatureStore
 from .held_out import HeldOut
 from .loop import TrainingPlan, batches, train
+from .tensors import float_tensor
 
 HELD = 10
 """One text in so many is held out."""
@@ -28,17 +29,11 @@ _ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The places of one text at which a token follows.
+    """The places of one text at which a token follows."""
 
-    Attributes:
-        states: [n, checks, hidden] float32, the residual stream there.
-        following: [n] int64, the text's next token.
-        last: [n] int64, the one that the whole model finds most likely.
-    """
-
-    states: torch.Tensor
-    following: torch.Tensor
-    last: torch.Tensor
+    states: torch.Tensor  # [n, checks, hidden] float32, the residual stream there
+    following: torch.Tensor  # [n] int64, the text's next token
+    last: torch.Tensor  # [n] int64, the one that the whole model finds most likely
 
 
 class ExitChecks:
@@ -125,7 +120,7 @@ def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple
     said = reading.said([*reading.learned, *reading.held], None, progress)
     agrees = {number: said[number] == reading[number].last[:, None] for number in said}
     share = float(torch.cat([agrees[number].flatten() for number in reading.learned]).float().mean())
-    balance = torch.tensor([0.5 / max(1 - share, 1e-3), 0.5 / max(share, 1e-3)], dtype=torch.float32, device="cpu")
+    balance = float_tensor([0.5 / max(1 - share, 1e-3), 0.5 / max(share, 1e-3)])
     classifier = torch.zeros(
         reading[reading.learned[0]].states.shape[-1] + 1, requires_grad=True, dtype=torch.float32, device="cpu"
     )

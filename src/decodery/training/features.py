@@ -36,13 +36,12 @@ class FeatureRows:
     after: [n, 1 + hidden], see `heads.head.EMBEDDED`; None for a text of tokens alone.
 
     Attributes:
-        states: {tap: [n, width]} float16 after each of them.
         likely, logprobs: [n, k] int64 and float32, the k tokens the target finds most likely after each, at temperature
             1.
     """
 
     text: TrainingText
-    states: dict[Tap, torch.Tensor]
+    states: dict[Tap, torch.Tensor]  # {tap: [n, width]} float16 after each of them
     likely: torch.Tensor
     logprobs: torch.Tensor
     behind: torch.Tensor | None = None

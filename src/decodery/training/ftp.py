@@ -26,10 +26,9 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.token_routers import TokenRouters, inputs, least_important, uniform
 from decodery.step.forward_request import run_sync, score
 
-from .bounds import COUNT, NON_NEGATIVE, SHARE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, SHARE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, known_figures, train
 from .schedules import Evolution, evolve
@@ -46,31 +45,22 @@ class FTPRecipe(Bounded):
     """How routers are made.
 
     Attributes:
-        sparsity: Mean share of layers that a token skips.
-        width: Width of the hidden layer of a router.
         evolution: The genetic search.
-        read: Texts that rate a schedule.
-        length: Maximum tokens of a text that are read.
-        steps: Training steps of one text each. 0: train no routers.
         guide: Weight of what the static router decides. It falls to 0 during the training.
-        rate: Weight of the distance from a layer's target share.
-        divergence: Weight of the divergence from the whole model.
-        sinks: First tokens that are never skipped.
-        seed: Random seed of texts, schedules and training.
     """
 
-    sparsity: float = bounded(0.2, SHARE)
-    width: int = bounded(32, COUNT)
+    sparsity: float = bounded(0.2, SHARE, "Mean share of layers that a token skips.")
+    width: int = bounded(32, COUNT, "Width of the hidden layer of a router.")
     evolution: Evolution = field(default_factory=Evolution)
-    read: int = bounded(16, COUNT)
-    length: int = bounded(256, "[8, inf)")
-    steps: int = bounded(400, NON_NEGATIVE)
+    read: int = bounded(16, COUNT, "Texts that rate a schedule.")
+    length: int = bounded(256, "[8, inf)", "Maximum tokens of a text that are read.")
+    steps: int = bounded(400, NON_NEGATIVE, "Training steps of one text each. 0: train no routers.")
     lr: float = 1e-3
     guide: float = bounded(1.0, NON_NEGATIVE)
-    rate: float = bounded(10.0, NON_NEGATIVE)
-    divergence: float = bounded(1.0, NON_NEGATIVE)
-    sinks: int = bounded(4, NON_NEGATIVE)
-    seed: int = 0
+    rate: float = bounded(10.0, NON_NEGATIVE, "Weight of the distance from a layer's target share.")
+    divergence: float = bounded(1.0, NON_NEGATIVE, "Weight of the divergence from the whole model.")
+    sinks: int = bounded(4, NON_NEGATIVE, "First tokens that are never skipped.")
+    seed: int = option(0, "Random seed of texts, schedules and training.")
 
 
 def pruned(model: LanguageModel, routers: TokenRouters, sinks: int, tokens: np.ndarray) -> tuple[Climb, torch.Tensor]:
@@ -117,16 +107,11 @@ def said(model: LanguageModel, states: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """The whole model's results for what follows a prompt, for m rows from the prompt's last one on.
-
-    Attributes:
-        ids: [m, k] the most likely tokens.
-        logprobs: [m, k + 1] of these and of all others together.
-    """
+    """The whole model's results for what follows a prompt, for m rows from the prompt's last one on."""
 
     text: TrainingText
-    ids: torch.Tensor
-    logprobs: torch.Tensor
+    ids: torch.Tensor  # [m, k] the most likely tokens
+    logprobs: torch.Tensor  # [m, k + 1] of these and of all others together
 
     @classmethod
     @torch.no_grad()

@@ -19,9 +19,8 @@ from decodery.step.sequence import Sequence as Text
 
 from .adapter import adapter_of
 from .adapter_learner import HELD, AdapterLearner
-from .bounds import COUNT, NON_NEGATIVE, POSITIVE, Bounded, bounded
 from .held_out import hold_out
-from .kind import Run
+from .kind import COUNT, NON_NEGATIVE, POSITIVE, Bounded, Run, bounded, option
 from .loop import batches, content
 
 _TOGETHER = 32
@@ -33,24 +32,18 @@ class GRPORecipe(Bounded):
     """How rewards are learned.
 
     Attributes:
-        group: Texts of a prompt in a step.
-        batch: Prompts of a step.
-        beta: Weight of the divergence from MODEL.
         siblings: Weight of advantages among texts that part at a token (Sibling-GRPO).
-        max_new_tokens: Maximum tokens of a text.
-        temperature: Sampling temperature of the texts.
-        seed: Random seed of the trained weights, the order and what is drawn.
     """
 
-    group: int = bounded(8, "[2, inf)")
-    batch: int = 2
-    beta: float = bounded(0.04, NON_NEGATIVE)
+    group: int = bounded(8, "[2, inf)", "Texts of a prompt in a step.")
+    batch: int = option(2, "Prompts of a step.")
+    beta: float = bounded(0.04, NON_NEGATIVE, "Weight of the divergence from MODEL.")
     siblings: float = bounded(0.0, NON_NEGATIVE)
     steps: int = 100
     lr: float = 1e-4
-    max_new_tokens: int = bounded(256, COUNT)
-    temperature: float = bounded(1.0, POSITIVE)
-    seed: int = 0
+    max_new_tokens: int = bounded(256, COUNT, "Maximum tokens of a text.")
+    temperature: float = bounded(1.0, POSITIVE, "Sampling temperature of the texts.")
+    seed: int = option(0, "Random seed of the trained weights, the order and what is drawn.")
 
 
 def advantages(texts: Sequence[Sequence[int]], rewards: Sequence[float], siblings: float = 0.0) -> list[np.ndarray]:

@@ -21,15 +21,15 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.models.trained.micro_steps import MicroSteps, quarters, shapes
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .cut import changeable, parameters, quantized
 from .draft import write_draft
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, from_own_texts
 from .loop import TrainingPlan, batches
+from .tensors import normal, zeros
 
 MODEL = "model"
 """The folder of the tuned model, in the one that is made."""
@@ -44,23 +44,15 @@ Grouped = tuple[TrainingText, list[int]]
 
 @dataclass(frozen=True)
 class HamburgerRecipe(Bounded):
-    """How groups are learned.
+    """How groups are learned."""
 
-    Attributes:
-        most: Maximum tokens of a group.
-        layers: Layers of the small decoder.
-        lr: Peak learning rate of the new parts.
-        base_lr: Peak learning rate of the model itself. 0: do not train it.
-        seed: Random seed of texts, weights and their order.
-    """
-
-    most: int = bounded(4, "[2, inf)")
-    layers: int = bounded(2, COUNT)
+    most: int = bounded(4, "[2, inf)", "Maximum tokens of a group.")
+    layers: int = bounded(2, COUNT, "Layers of the small decoder.")
     epochs: float = 3.0
     batch: int = 8
-    lr: float = 1e-3
-    base_lr: float = bounded(1e-4, NON_NEGATIVE)
-    seed: int = 0
+    lr: float = option(1e-3, "Peak learning rate of the new parts.")
+    base_lr: float = bounded(1e-4, NON_NEGATIVE, "Peak learning rate of the model itself. 0: do not train it.")
+    seed: int = option(0, "Random seed of texts, weights and their order.")
 
 
 def entropies(text: TrainingText) -> np.ndarray:
@@ -98,26 +90,20 @@ class GroupBatch:
     """Texts in groups.
 
     Attributes:
-        ids: [t] all their tokens.
-        members: [g, most] which of them each group has.
-        lengths: [g].
         parts: Of each text its rows: where its prompt lies among the tokens, which groups are its own, and their
             positions.
-        heads: [g] the row that says each group's first token.
         likely, share: [m, k] what is to be said of each grouped token.
-        right: [m] the tokens.
-        ends: [m] 1 where a group ends; after: [m] bool, what the small decoder says.
     """
 
-    ids: torch.Tensor
-    members: torch.Tensor
-    lengths: torch.Tensor
+    ids: torch.Tensor  # [t] all their tokens
+    members: torch.Tensor  # [g, most] which of them each group has
+    lengths: torch.Tensor  # [g]
     parts: list[tuple[slice, slice, np.ndarray]]
-    heads: torch.Tensor
+    heads: torch.Tensor  # [g] the row that says each group's first token
     likely: torch.Tensor
     share: torch.Tensor
-    right: torch.Tensor
-    ends: torch.Tensor
+    right: torch.Tensor  # [m] the tokens
+    ends: torch.Tensor  # [m] 1 where a group ends; after: [m] bool, what the small decoder says.
     after: torch.Tensor
 
     @classmethod
@@ -207,9 +193,9 @@ def untrained(base: Transformer, recipe: HamburgerRecipe) -> MicroSteps:
             part = getattr(base.weights.layers[config.num_layers - recipe.layers + int(rest[0])], rest[1])
             tensors[name] = (part if isinstance(part, torch.Tensor) else floating(part).weight).float().clone()
         elif len(shape) == 1 or kind == "merge":
-            tensors[name] = torch.zeros(shape, dtype=torch.float32, device="cpu")
+            tensors[name] = zeros(*shape)
         else:
-            tensors[name] = torch.randn(shape, generator=draws, dtype=torch.float32, device="cpu") * shape[-1] ** -0.5
+            tensors[name] = normal(draws, *shape) * shape[-1] ** -0.5
     heads = config.num_heads, config.num_kv_heads
     return MicroSteps(tensors, quarters(config.num_layers), *heads, config.rope.theta)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,13 @@ from decodery.speculative.heads.drafter import head_named
 from decodery.speculative.heads.head import HEAD, BoundHead, TrainedHead
 from decodery.speculative.heads.parts import Parts
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
 from .head_batch import DEPTHS, LOSSES, Taught, distance, glancing, judged, rank_rates, taught
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
 
@@ -48,23 +47,18 @@ class HeadRecipe(Bounded):
 
     Attributes:
         outputs: Vocabulary size of the head, the most frequent tokens of the texts. 0: all tokens.
-        batch: Batch size in texts.
-        length: Tokens of a text that are learned from at a time.
         decay: Weight of a step further ahead, as a share of the weight of the one before it.
-        loss: kl or lk_hybrid, which adds the overlap.
-        glance: Show a falcon head answers of its wrong guesses, fewer and fewer (CSGD).
-        seed: Random seed of texts and training.
     """
 
     outputs: int = bounded(6144, NON_NEGATIVE)
     epochs: float = 3.0
     lr: float = 4e-4
-    batch: int = 8
-    length: int = bounded(224, COUNT)
+    batch: int = option(8, "Batch size in texts.")
+    length: int = bounded(224, COUNT, "Tokens of a text that are learned from at a time.")
     decay: float = bounded(0.8, "(0, 1]")
-    seed: int = 0
-    loss: str = "kl"
-    glance: bool = False
+    seed: int = option(0, "Random seed of texts and training.")
+    loss: str = option("kl", "kl or lk_hybrid, which adds the overlap.")
+    glance: bool = option(False, "Show a falcon head answers of its wrong guesses, fewer and fewer (CSGD).")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -242,15 +236,10 @@ class _HeadTraining:
 
 @dataclass(frozen=True)
 class HeadKind:
-    """What is trained.
+    """What is trained."""
 
-    Attributes:
-        kind: The drafter of the head, such as eagle-3 or hydra:prefix=true.
-        images: File of prompts with embeddings, made by `save_prompts`, to train on as well.
-    """
-
-    kind: str = field(default="", metadata={"required": True})
-    images: Path | None = None
+    kind: str = option("", "The drafter of the head, such as eagle-3 or hydra:prefix=true.", required=True)
+    images: Path | None = option(None, "File of prompts with embeddings, made by `save_prompts`, to train on as well.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

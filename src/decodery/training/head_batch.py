@@ -32,20 +32,16 @@ class Taught:
     """Texts side by side.
 
     Attributes:
-        states: {tap: [b, n, width]}.
-        tokens: [b, n + steps - 1], of which token i follows state i.
         likely, share: [b, n + steps - 1, k], what the target expects after each of these tokens, as outputs of the
             head, and with which probability; 0 for tokens the head lacks.
-        weight: [b, n + steps - 1], 0 where nothing is taught.
-        anchors: [m] the states after which the head guesses, None for all of them.
     """
 
-    states: dict[Tap, torch.Tensor]
-    tokens: torch.Tensor
+    states: dict[Tap, torch.Tensor]  # {tap: [b, n, width]}
+    tokens: torch.Tensor  # [b, n + steps - 1], of which token i follows state i
     likely: torch.Tensor
     share: torch.Tensor
-    weight: torch.Tensor
-    anchors: torch.Tensor | None = None
+    weight: torch.Tensor  # [b, n + steps - 1], 0 where nothing is taught
+    anchors: torch.Tensor | None = None  # [m] the states after which the head guesses, None for all of them
 
     @property
     def places(self) -> int:

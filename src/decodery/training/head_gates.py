@@ -22,9 +22,8 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.trained.head_gates import HeadGates
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .built_in import built_in_data
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import TextFiles, shown
 from .one_by_one import PartTrainee, train_beside
 from .traced import TracedCache
@@ -37,18 +36,15 @@ class GateRecipe(Bounded):
     """How gates learn.
 
     Attributes:
-        sinks: First tokens that a streaming head reads.
-        recent: Recent tokens that a streaming head reads, the row itself among them.
         price: Weight of the mean gate beside the relative change of the last hidden states at the answers.
-        seed: Random seed of the hidden keys and the order of texts.
     """
 
     steps: int = 150
     lr: float = 0.05
-    sinks: int = bounded(4, NON_NEGATIVE)
-    recent: int = bounded(64, COUNT)
+    sinks: int = bounded(4, NON_NEGATIVE, "First tokens that a streaming head reads.")
+    recent: int = bounded(64, COUNT, "Recent tokens that a streaming head reads, the row itself among them.")
     price: float = bounded(0.05, NON_NEGATIVE)
-    seed: int = 0
+    seed: int = option(0, "Random seed of the hidden keys and the order of texts.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +52,11 @@ class Document:
     """A document whose answer needs old tokens.
 
     Attributes:
-        tokens: [n] ids.
-        rows: [m], those that the answers follow.
         answers: [m] ids.
     """
 
-    tokens: np.ndarray
-    rows: np.ndarray
+    tokens: np.ndarray  # [n] ids
+    rows: np.ndarray  # [m], those that the answers follow
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -186,8 +180,8 @@ KINDS = {
     "lserve": Kind(
         """Train gates that tell which heads of MODEL need old tokens, for the policy lserve.
 
-        The task is to find numbers that are hidden in text FILES. MODEL is read in floating point and does not change.
-        Interrupt it with Ctrl-C: the same command continues.""",
+        The task is to find numbers that are hidden in text FILES. MODEL is read in floating point and does not
+        change.""",
         _learn,
         "The gates are ready: --cache-policy lserve:gates={out}",
         (TextFiles(), GateRecipe()),

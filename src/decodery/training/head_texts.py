@@ -18,10 +18,8 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
 
-from .bounds import COUNT, Bounded, bounded
 from .evaluation import Evaluation, MonitorContext, doubts, keep_evaluated
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, COUNT, Bounded, Data, Kind, Run, bounded, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .ranking import part_of
 from .sae import BehaviourExample, built_in_examples, highest, read_examples, train_sae
@@ -34,12 +32,11 @@ class Read:
     Attributes:
         rows: [tokens, layers * heads, head_dim] half precision, what every head wrote where each token was chosen, the
             first at the prompt's end.
-        doubt: The mean of -log p over the prompt.
     """
 
     example: BehaviourExample
     rows: torch.Tensor
-    doubt: float
+    doubt: float  # The mean of -log p over the prompt
 
 
 def written(
@@ -136,15 +133,7 @@ def evaluated(
 
 @dataclass(frozen=True)
 class BehaviourTexts(Data):
-    """Examples of a behaviour.
-
-    Attributes:
-        rate: Maximum rate of false alarms.
-        count: Number of built-in examples.
-        chat: Apply the chat template to the examples.
-        max_new_tokens: Tokens that the model writes after an example.
-        seed: Random seed of examples and training.
-    """
+    """Examples of a behaviour."""
 
     NOTE = """EXAMPLES holds one JSON object a line, {"prompt": text, "positive": true, "group": text}: prompts after
     which the behaviour occurs, and similar prompts after which it cannot. A fifth is the test set, by group. Half of
@@ -152,11 +141,11 @@ class BehaviourTexts(Data):
     Or it holds your own texts with labels, {"messages": [...], "label": true or false, "group": text}."""
 
     examples: Path | None = field(default=None, metadata=ARGUMENT)
-    rate: float = 0.1
-    count: int = 120
-    chat: bool = False
-    max_new_tokens: int = 24
-    seed: int = 0
+    rate: float = option(0.1, "Maximum rate of false alarms.")
+    count: int = option(120, "Number of built-in examples.")
+    chat: bool = option(False, "Apply the chat template to the examples.")
+    max_new_tokens: int = option(24, "Tokens that the model writes after an example.")
+    seed: int = option(0, "Random seed of examples and training.")
 
     def check(self) -> None:
         if self.count < 4 or self.max_new_tokens < 1:
@@ -176,17 +165,11 @@ class BehaviourTexts(Data):
 
 @dataclass(frozen=True)
 class HeadCodeSettings(Bounded):
-    """How head codes are trained.
+    """How head codes are trained."""
 
-    Attributes:
-        features: Features of the autoencoder.
-        sparsity: Weight of the sparsity loss, the mean of the features.
-        top: Number of heads to watch.
-    """
-
-    features: int = bounded(200, "[2, inf)")
-    sparsity: float = 0.02
-    top: int = bounded(10, COUNT)
+    features: int = bounded(200, "[2, inf)", "Features of the autoencoder.")
+    sparsity: float = option(0.02, "Weight of the sparsity loss, the mean of the features.")
+    top: int = bounded(10, COUNT, "Number of heads to watch.")
     steps: int = 300
 
 

@@ -23,9 +23,8 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.transfer import Transfer
 
 from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
-from .bounds import bounded
 from .corpus import Corpus
-from .kind import Kind, Run
+from .kind import Kind, Run, bounded
 from .kind_data import OwnTexts, from_own_texts
 from .loop import History
 
@@ -36,11 +35,10 @@ class TransferRecipe(AheadRecipe):
 
     Attributes:
         layers: Layers after which each token ahead is predicted, in ascending order.
-        decay: Weight of a token, as a share of the weight of the one before it.
     """
 
     layers: tuple[int, ...] = (18, 21, 24)
-    decay: float = bounded(1.0, "(0, 1]")
+    decay: float = bounded(1.0, "(0, 1]", "Weight of a token, as a share of the weight of the one before it.")
     lr: float = 1e-3
 
     def __post_init__(self) -> None:

@@ -17,11 +17,10 @@ import torch
 
 from decodery.speculative.stores.hmm import HMM
 
-from .bounds import COUNT, POSITIVE, Bounded, bounded
 from .corpus import Corpus
 from .held_out import HeldOut, Measured
 from .kept_files import keep, kept
-from .kind import Kind, Run
+from .kind import COUNT, POSITIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, from_own_texts
 from .loop import CHECKPOINT
 
@@ -31,21 +30,13 @@ _TEXTS = 64
 
 @dataclass(frozen=True)
 class HMMRecipe(Bounded):
-    """How a hidden Markov model is learned.
+    """How a hidden Markov model is learned."""
 
-    Attributes:
-        states: Hidden states.
-        tokens: Number of the most frequent tokens that states tell apart.
-        iterations: Iterations of expectation-maximization.
-        prior: Weight of the prior, in occurrences of a state.
-        seed: Random seed of texts and initial weights.
-    """
-
-    states: int = bounded(256, COUNT)
-    tokens: int = bounded(4096, COUNT)
-    iterations: int = bounded(20, COUNT)
-    prior: float = bounded(10.0, POSITIVE)
-    seed: int = 0
+    states: int = bounded(256, COUNT, "Hidden states.")
+    tokens: int = bounded(4096, COUNT, "Number of the most frequent tokens that states tell apart.")
+    iterations: int = bounded(20, COUNT, "Iterations of expectation-maximization.")
+    prior: float = bounded(10.0, POSITIVE, "Weight of the prior, in occurrences of a state.")
+    seed: int = option(0, "Random seed of texts and initial weights.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,10 +26,9 @@ from decodery.models.torch.weights import Dense
 from decodery.sampling.no_citation import Citations
 from decodery.sampling.sampler import Sampler
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import CutFiles, cut_texts
 from .loop import History, batches, even_plan, train
 from .remade import Remade, Remaking, TrainedForm, TrainingProgress
@@ -73,23 +72,15 @@ class HyperfitRecipe(Bounded):
     """Settings of hyperfitting.
 
     The paper takes 2,000 texts of 256 tokens, 20 epochs and a learning rate of 1e-6; fewer of them take a larger one.
-
-    Attributes:
-        texts: Number of text pieces to learn.
-        epochs: Maximum number of epochs.
-        lr: Learning rate.
-        enough: Stop below this loss.
-        written: Tokens written from each context of the evaluation.
-        seed: Random seed of the choice and order of text pieces.
     """
 
-    texts: int = bounded(64, COUNT)
-    epochs: int = 20
+    texts: int = bounded(64, COUNT, "Number of text pieces to learn.")
+    epochs: int = option(20, "Maximum number of epochs.")
     batch: int = 8
-    lr: float = 1e-5
-    enough: float = bounded(0.3, NON_NEGATIVE)
-    written: int = bounded(256, COUNT)
-    seed: int = 0
+    lr: float = option(1e-5, "Learning rate.")
+    enough: float = bounded(0.3, NON_NEGATIVE, "Stop below this loss.")
+    written: int = bounded(256, COUNT, "Tokens written from each context of the evaluation.")
+    seed: int = option(0, "Random seed of the choice and order of text pieces.")
 
 
 def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from decodery.speculative.acceptance.judge import Head
 
 from .evaluation import figures
 from .held_out import CONTROL
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Data, Kind, Run
 from .loop import History, TrainingPlan, batches, train
 from .mining import HELD_OUT, PLAIN, Examples, Mining, examples, read_questions
 from .ranking import auc

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from decodery.core.errors import SettingsError
 from decodery.llm.llm import LLM
 from decodery.llm.remote import remote
 from decodery.models.loaders import load as loading
@@ -19,6 +20,50 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
 Settings = TypeVar("Settings")
+ARGUMENT: dict[str, Any] = {"argument": True}
+"""Metadata of a field that is an argument of the command, not an option."""
+PLAIN: dict[str, Any] = {"option": "--no-chat-template"}
+"""Metadata of the field `apply_chat_template`."""
+COUNT, POSITIVE, NON_NEGATIVE, SHARE = "[1, inf)", "(0, inf)", "[0, inf)", "(0, 1)"
+_USUAL = {"steps": COUNT, "batch": COUNT, "epochs": POSITIVE, "lr": POSITIVE}
+"""Of settings of these names, unless they have others."""
+
+
+def option(default: Any, help: str, **how: Any) -> Any:
+    """A field of settings.
+
+    Args:
+        default: Its default.
+        help: The help of its option.
+        how: What else `cli.train_options` knows of a field, such as the name of its option.
+    """
+    return field(default=default, metadata={"help": help, **how})
+
+
+def bounded(default: Any, bounds: str, help: str = "") -> Any:
+    """A field of settings.
+
+    Args:
+        default: Its default.
+        bounds: The interval of its values, such as "[0, 1)" for 0 and all up to 1, but for 1.
+        help: The help of its option.
+    """
+    return option(default, help, bounds=bounds)
+
+
+class Bounded:
+    """Base of settings, dataclasses, whose values are refused outside of their bounds."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            bounds, value = each.metadata.get("bounds", _USUAL.get(each.name)), getattr(self, each.name)
+            if bounds is not None and not _inside(value, bounds):
+                raise SettingsError(f"{each.name} is {value}: give one in {bounds}")
+
+
+def _inside(value: float, bounds: str) -> bool:
+    low, high = map(float, bounds[1:-1].split(","))
+    return low < value < high or (bounds[0] == "[" and value == low) or (bounds[-1] == "]" and value == high)
 
 
 class Data:

@@ -16,43 +16,28 @@ from decodery.models.loaders.load import LoadedModel
 
 from .corpus import Corpus, TrainingText, check_texts
 from .data import built_in_prompts, cut_files, read_prompts, write_texts
-from .kind import Data, Run
+from .kind import ARGUMENT, Data, Run, option
 from .labelled import as_chat, written_tokens
 from .lines import read_objects
-
-ARGUMENT: dict[str, Any] = {"argument": True}
-"""Metadata of a field that is an argument of the command, not an option."""
-PLAIN: dict[str, Any] = {"option": "--no-chat-template"}
-"""Metadata of the field `apply_chat_template`."""
 
 
 @dataclass(frozen=True)
 class Seed:
-    """What hangs on chance.
+    """What hangs on chance."""
 
-    Attributes:
-        seed: Random seed of the texts.
-    """
-
-    seed: int = 0
+    seed: int = option(0, "Random seed of the texts.")
 
 
 @dataclass(frozen=True)
 class OwnTexts(Data):
-    """Texts that the model writes first.
-
-    Attributes:
-        texts: Number of texts that the model writes.
-        prompts: File of prompts, one a line; built-in instructions by default.
-        max_new_tokens: Maximum tokens of a text.
-    """
+    """Texts that the model writes first."""
 
     NOTE = """MODEL first writes the training texts, which takes most of the time; a folder of another kind with the
-    same settings of texts has them already. Interrupt it with Ctrl-C: the same command continues."""
+    same settings of texts has them already."""
 
-    texts: int = 2000
-    prompts: Path | None = None
-    max_new_tokens: int = 160
+    texts: int = option(2000, "Number of texts that the model writes.")
+    prompts: Path | None = option(None, "File of prompts, one a line; built-in instructions by default.")
+    max_new_tokens: int = option(160, "Maximum tokens of a text.")
 
     def check(self) -> None:
         check_texts(self.texts)
@@ -169,15 +154,13 @@ class CutFiles(Data):
     Attributes:
         files: Text files; `.jsonl` files of chats; datasets of the Hub, OWNER/NAME; or one folder of texts, such as
             DIR/text/written of `decodery train draft`.
-        length: Tokens of a text piece.
     """
 
     NOTE = """FILES are text, `.jsonl` of chats, {"messages": [{"role": ..., "content": text}, ...]} a line, or datasets
-    OWNER/NAME of the Hub that hold such files. Of a chat, the last answer is learned. Interrupt it with Ctrl-C: the
-    same command continues."""
+    OWNER/NAME of the Hub that hold such files. Of a chat, the last answer is learned."""
 
     files: tuple[Path, ...] = field(default=(), metadata={**ARGUMENT, "path": "any"})
-    length: int = 256
+    length: int = option(256, "Tokens of a text piece.")
 
     def check(self) -> None:
         for file in self.files:

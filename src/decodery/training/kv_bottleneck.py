@@ -17,9 +17,9 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.speculative.stores.bottleneck import KeySet, nearest
 
-from .bounds import COUNT, Bounded, bounded
-from .kind import Kind, Run
+from .kind import COUNT, Bounded, Kind, Run, bounded, option
 from .kind_data import TextFiles
+from .tensors import normal, zeros
 
 _BATCH = 256
 _DEAD = 1e-2
@@ -28,25 +28,15 @@ _DEAD = 1e-2
 
 @dataclass(frozen=True)
 class KeyRecipe(Bounded):
-    """How keys are found.
+    """How keys are found."""
 
-    Attributes:
-        codebooks: Number of codebooks. Each gives a hidden state one key.
-        keys: Keys of a codebook.
-        dim: Dimension of a key.
-        rank: Dimension of a value.
-        decay: Decay of the moving averages.
-        epochs: Passes over all states.
-        seed: Random seed of projections and initial keys.
-    """
-
-    codebooks: int = bounded(16, COUNT)
-    keys: int = bounded(512, COUNT)
-    dim: int = bounded(16, COUNT)
-    rank: int = bounded(64, COUNT)
-    decay: float = bounded(0.95, "[0, 1)")
-    epochs: int = 4
-    seed: int = 0
+    codebooks: int = bounded(16, COUNT, "Number of codebooks. Each gives a hidden state one key.")
+    keys: int = bounded(512, COUNT, "Keys of a codebook.")
+    dim: int = bounded(16, COUNT, "Dimension of a key.")
+    rank: int = bounded(64, COUNT, "Dimension of a value.")
+    decay: float = bounded(0.95, "[0, 1)", "Decay of the moving averages.")
+    epochs: int = option(4, "Passes over all states.")
+    seed: int = option(0, "Random seed of projections and initial keys.")
 
 
 @torch.no_grad()
@@ -85,11 +75,7 @@ def quantized(states: torch.Tensor, recipe: KeyRecipe) -> tuple[torch.Tensor, to
     width = states.shape[1]
     centre, spread = states.mean(dim=0), states.std(dim=0).clamp(min=1e-6)
     shape = recipe.codebooks, recipe.dim, width
-    projections = (
-        torch.randn(shape, generator=chance, dtype=torch.float32, device="cpu")
-        * (2 / (recipe.dim + width)) ** 0.5
-        / spread
-    )
+    projections = normal(chance, *shape) * (2 / (recipe.dim + width)) ** 0.5 / spread
     rows = torch.einsum("nw,cdw->ncd", states - centre, projections)
     keys = rows[torch.randperm(len(rows), generator=chance, device="cpu")[: recipe.keys]].transpose(0, 1).clone()
     counts, sums = torch.ones(keys.shape[:2], dtype=torch.float32, device="cpu"), keys.clone()
@@ -97,12 +83,10 @@ def quantized(states: torch.Tensor, recipe: KeyRecipe) -> tuple[torch.Tensor, to
     for _ in range(recipe.epochs):
         for batch in rows[torch.randperm(len(rows), generator=chance, device="cpu")].split(_BATCH):
             place = (nearest(batch, keys) + books * recipe.keys).flatten()
-            found = torch.zeros(keys[..., 0].numel(), dtype=torch.float32, device="cpu").index_add_(
+            found = zeros(keys[..., 0].numel()).index_add_(
                 0, place, torch.ones(len(place), dtype=torch.float32, device="cpu")
             )
-            total = torch.zeros(len(found), recipe.dim, dtype=torch.float32, device="cpu").index_add_(
-                0, place, batch.flatten(0, 1)
-            )
+            total = zeros(len(found), recipe.dim).index_add_(0, place, batch.flatten(0, 1))
             counts = recipe.decay * counts + (1 - recipe.decay) * found.view_as(counts)
             sums = recipe.decay * sums + (1 - recipe.decay) * total.view_as(sums)
             dead = counts < _DEAD

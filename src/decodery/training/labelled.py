@@ -30,16 +30,11 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class LabelledChat:
-    """A conversation, and whether it is what a monitor looks for.
+    """A conversation, and whether it is what a monitor looks for."""
 
-    Attributes:
-        messages: {"role": ..., "content": ...} each.
-        group: What must not be both learned from and tested on.
-    """
-
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[dict[str, str], ...]  # {"role": ..., "content": ...} each
     label: bool
-    group: str
+    group: str  # What must not be both learned from and tested on
     line: int = 0
 
     @property

@@ -24,10 +24,10 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
 from .data import read_prompts
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT, PLAIN
+from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
 from .loop import content, even_plan, rounded, train
 from .ranking import auc
+from .tensors import int_tensor
 
 _HELD_OUT = 10
 """One prompt in so many is kept for validation, and one for the test."""
@@ -36,21 +36,13 @@ _TOGETHER = 32
 
 @dataclass(frozen=True, eq=False)
 class LabelledBlocks:
-    """Blocks as passes found them.
+    """Blocks as passes found them."""
 
-    Attributes:
-        confidence: [n, b].
-        final: [n, b] bool, whether the proposal is what static decoding writes.
-        open: [n, b] bool, whether a position was open.
-        prompt: [n] whose they are.
-        passes: How many this took for all prompts, if only such were written.
-    """
-
-    confidence: torch.Tensor
-    final: torch.Tensor
-    open: torch.Tensor
-    prompt: torch.Tensor
-    passes: int
+    confidence: torch.Tensor  # [n, b]
+    final: torch.Tensor  # [n, b] bool, whether the proposal is what static decoding writes
+    open: torch.Tensor  # [n, b] bool, whether a position was open
+    prompt: torch.Tensor  # [n] whose they are
+    passes: int  # How many this took for all prompts, if only such were written
     static: int
 
     def of(self, part: int, parts: int = _HELD_OUT) -> LabelledBlocks:
@@ -68,12 +60,9 @@ class Replay(UnmaskingPolicy):
 
     Where nothing of a block is, the block is written as it should be. What it saw is kept in `seen`: confidences [b],
     which were right [b], which were open [b].
-
-    Attributes:
-        answers: [L] what is right.
     """
 
-    answers: Any = None
+    answers: Any = None  # [L] what is right
     seen: Any = None
     places: int = 32
 
@@ -115,9 +104,7 @@ def labelled(
             owners += [number] * len(seen)
             progress("decoding twice", number + 1, len(prompts))
     confidence, final, is_open = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
-    return LabelledBlocks(
-        confidence, final, is_open, torch.tensor(owners, dtype=torch.int64, device="cpu"), passes, static
-    )
+    return LabelledBlocks(confidence, final, is_open, int_tensor(owners), passes, static)
 
 
 def fit_filter(
@@ -178,24 +165,15 @@ def _loss(made: Filter, rows: LabelledBlocks) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class FilterSettings(Data):
-    """What a filter is trained on, and how.
-
-    Attributes:
-        dtype: Precision of the weights.
-        block: Positions of a block.
-        max_new_tokens: Positions of a canvas.
-        epochs: Training epochs, full batch.
-        apply_chat_template: The prompts are plain text, without the chat template.
-        seed: Random seed of the initial weights.
-    """
+    """What a filter is trained on, and how."""
 
     prompts: Path = field(default=Path(), metadata=ARGUMENT)
-    dtype: str = "auto"
-    block: int = 32
-    max_new_tokens: int = 256
-    epochs: int = 3000
-    apply_chat_template: bool = field(default=True, metadata=PLAIN)
-    seed: int = 0
+    dtype: str = option("auto", "Precision of the weights.")
+    block: int = option(32, "Positions of a block.")
+    max_new_tokens: int = option(256, "Positions of a canvas.")
+    epochs: int = option(3000, "Training epochs, full batch.")
+    apply_chat_template: bool = option(True, "The prompts are plain text, without the chat template.", **PLAIN)
+    seed: int = option(0, "Random seed of the initial weights.")
 
     def check(self) -> None:
         if min(self.block, self.max_new_tokens, self.epochs) < 1:

@@ -39,15 +39,12 @@ class ListTask:
     """A task about a list of letters.
 
     Attributes:
-        pose: The words after the task's name, of a list of letters.
-        answer: A right one to what was posed, at random.
-        right: Whether an answer to what was posed is one.
         room: Places that an answer to `most` letters needs, an end with them.
     """
 
-    pose: Callable[[Words, np.random.Generator], Words]
-    answer: Callable[[Words, np.random.Generator], Words]
-    right: Callable[[Words, Words], bool]
+    pose: Callable[[Words, np.random.Generator], Words]  # The words after the task's name, of a list of letters
+    answer: Callable[[Words, np.random.Generator], Words]  # A right one to what was posed, at random
+    right: Callable[[Words, Words], bool]  # Whether an answer to what was posed is one
     room: Callable[[int], int] = lambda most: most + 2
     asks: Callable[[int], int] = lambda most: most + 1
 
@@ -241,14 +238,10 @@ VOCABULARY = (
 
 @dataclass(frozen=True)
 class ListExample:
-    """A prompt [length] and one answer [places], ends after it, as words.
-
-    Attributes:
-        posed: What stands between the task's name and the sign that the prompt ends with.
-    """
+    """A prompt [length] and one answer [places], ends after it, as words."""
 
     task: str
-    posed: Words
+    posed: Words  # What stands between the task's name and the sign that the prompt ends with
     answer: Words
     length: int
     places: int

@@ -17,10 +17,11 @@ from decodery.monitors.los import EVERY, MOST_TOKENS, LOSHead, LOSNet
 
 from .activations import Answered, Questions
 from .evaluation import ALONE, MonitorContext, keep_evaluated
-from .kind import Kind, Run
+from .kind import Kind, Run, option
 from .loop import batches, content, even_plan, train
 from .probe import harmless, trial
 from .ranking import parts, require_kinds
+from .tensors import float_tensor, int_tensor
 
 _BATCH, _PATIENCE, _STEPS = 64, 30, 400
 """Training ends after so many epochs, and so many steps, without gain."""
@@ -50,7 +51,7 @@ def train_los(
         every: Tokens between two evaluations of a text; the threshold is of the highest of them.
     """
     part = parts([each.question.group for each in answers], seed)
-    wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")
+    wrong = float_tensor([float(each.wrong) for each in answers])
     require_kinds(wrong.bool().numpy(), part)
     numbers, lengths = padded(answers, k)
     learned, held = (torch.from_numpy(np.flatnonzero(part == name)) for name in ("train", "validation"))
@@ -102,9 +103,7 @@ def train_los(
 def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[n, t, k + 5] signatures with the k largest log-probabilities, 0 after the ends, and [n] lengths."""
     rows = [_cut(each.signatures, k)[:MOST_TOKENS] for each in answers]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor(
-        [len(each) for each in rows], dtype=torch.int64, device="cpu"
-    )
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), int_tensor([len(each) for each in rows])
 
 
 def scores(head: LOSHead, answers: Ordered[Answered]) -> list[float]:
@@ -127,13 +126,9 @@ def _cut(signatures: torch.Tensor, k: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class LOSSettings:
-    """What LOS-Net reads.
+    """What LOS-Net reads."""
 
-    Attributes:
-        k: Log-probabilities per row that the head reads.
-    """
-
-    k: int = 100
+    k: int = option(100, "Log-probabilities per row that the head reads.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

@@ -21,13 +21,9 @@ from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgr
 
 @dataclass(frozen=True)
 class LowRankRemaking(Remaking):
-    """Trains the low-rank part of LQ-LoRA (2023); everything else stays as it was split.
+    """Trains the low-rank part of LQ-LoRA (2023); everything else stays as it was split."""
 
-    Attributes:
-        split: How matrices are split to begin with.
-    """
-
-    split: LQLoRA = field(default_factory=LQLoRA)
+    split: LQLoRA = field(default_factory=LQLoRA)  # How matrices are split to begin with
 
     def __post_init__(self) -> None:
         if not self.split.rank:

@@ -20,8 +20,7 @@ from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
-from .bounds import COUNT, SHARE, Bounded, bounded
-from .kind import Kind
+from .kind import COUNT, SHARE, Bounded, Kind, bounded, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -32,16 +31,14 @@ class MergeRecipe(Bounded):
     """How it learns.
 
     Attributes:
-        width: Width of the network.
         most: Maximum share of prompt rows to merge. Held-out texts are judged at two thirds of it.
-        seed: Random seed of the initial weights, and of the order and merges of texts.
     """
 
     steps: int = 300
     lr: float = 1e-3
-    width: int = bounded(512, COUNT)
+    width: int = bounded(512, COUNT, "Width of the network.")
     most: float = bounded(0.3, SHARE)
-    seed: int = 0
+    seed: int = option(0, "Random seed of the initial weights, and of the order and merges of texts.")
 
 
 class MergeTrainee(PartTrainee[Sequence[int], MergeNet, MergeRecipe]):
@@ -110,7 +107,7 @@ KINDS = {
         """Train embeddings of merged tokens, so that MODEL reads prompts in fewer rows.
 
         They learn from text FILES to continue a merged prompt as the whole one. MODEL is read in floating point and
-        does not change. Interrupt it with Ctrl-C: the same command continues.""",
+        does not change.""",
         from_pieces(MergeTrainee, MergeRecipe),
         "The network is ready: MergeNet.load('{out}')",
         (TextFiles(), MergeRecipe()),

@@ -16,8 +16,7 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
-from .bounds import COUNT, POSITIVE, Bounded, bounded
-from .kind import Kind
+from .kind import COUNT, POSITIVE, Bounded, Kind, bounded, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -25,31 +24,19 @@ from .traced import TracedCache
 
 @dataclass(frozen=True)
 class MetaRecipe(Bounded):
-    """How meta-tokens learn.
-
-    Attributes:
-        library: Rows of the library.
-        tokens: Soft tokens of a prompt.
-        sparse: Rows of the library that a soft token mixes.
-        ahead: Tokens whose attention is the training target.
-        hot: Temperature of the mixture at first.
-        cold: Temperature of the mixture at last.
-        even: Weight of the entropy of the mean mixture, so that all rows are used.
-        static: Train a control: the same tokens for every prompt.
-        seed: Random seed of the initial tokens, their noise and the order of texts.
-    """
+    """How meta-tokens learn."""
 
     steps: int = 300
     lr: float = 1e-3
-    library: int = bounded(32, COUNT)
-    tokens: int = bounded(8, COUNT)
-    sparse: int = bounded(4, COUNT)
-    ahead: int = bounded(32, COUNT)
-    hot: float = 1.0
-    cold: float = bounded(0.3, POSITIVE)
-    even: float = 0.01
-    static: bool = False
-    seed: int = 0
+    library: int = bounded(32, COUNT, "Rows of the library.")
+    tokens: int = bounded(8, COUNT, "Soft tokens of a prompt.")
+    sparse: int = bounded(4, COUNT, "Rows of the library that a soft token mixes.")
+    ahead: int = bounded(32, COUNT, "Tokens whose attention is the training target.")
+    hot: float = option(1.0, "Temperature of the mixture at first.")
+    cold: float = bounded(0.3, POSITIVE, "Temperature of the mixture at last.")
+    even: float = option(0.01, "Weight of the entropy of the mean mixture, so that all rows are used.")
+    static: bool = option(False, "Train a control: the same tokens for every prompt.")
+    seed: int = option(0, "Random seed of the initial tokens, their noise and the order of texts.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -161,7 +148,7 @@ KINDS = {
         """Train soft tokens that predict which prompt tokens MODEL will attend to, for the policy meta-soft.
 
         They learn from text FILES how the end of a piece attends to the rest. MODEL is read in floating point and does
-        not change. Interrupt it with Ctrl-C: the same command continues.""",
+        not change.""",
         from_pieces(MetaTokenTrainee, MetaRecipe),
         "The meta-tokens are ready: --cache-policy meta-soft:trained={out}",
         (TextFiles(), MetaRecipe()),

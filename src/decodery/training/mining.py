@@ -26,8 +26,8 @@ from decodery.models.tokenizers.chat_prompt import chat_tokens
 from decodery.speculative.acceptance.judge import normalized
 from decodery.step.draft_tree import DraftTree
 
-from .bounds import COUNT, Bounded, bounded
 from .kept_files import keep, kept
+from .kind import COUNT, Bounded, bounded
 from .lines import named_texts, read_objects
 from .loop import content
 
@@ -58,19 +58,12 @@ class JudgedQuestion:
 
 @dataclass(frozen=True)
 class Examples:
-    """Hidden states with their labels.
+    """Hidden states with their labels."""
 
-    Attributes:
-        states: [m, hidden] float32 of root mean square 1.
-        valid: [m] bool.
-        question: [m], which one each is from.
-        plain: [m, 3] float32, see `PLAIN`.
-    """
-
-    states: np.ndarray
-    valid: np.ndarray
-    question: np.ndarray
-    plain: np.ndarray
+    states: np.ndarray  # [m, hidden] float32 of root mean square 1
+    valid: np.ndarray  # [m] bool
+    question: np.ndarray  # [m], which one each is from
+    plain: np.ndarray  # [m, 3] float32, see `PLAIN`
 
 
 Labelled = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -84,16 +77,11 @@ class Mining(Bounded):
     The target answers greedily with at most `max_new_tokens`; at the `places` of that answer where it was least sure,
     each of its `alternatives` next best tokens is put in and the target finishes again. An alternative is valid where
     the last number of the text stays what it was. Source: AutoJudge (2025), whose alternatives are a draft model's.
-
-    Attributes:
-        max_new_tokens: Maximum tokens of an answer of the model.
-        places: Positions of an answer where alternatives are tried.
-        alternatives: Alternatives at a position.
     """
 
-    max_new_tokens: int = bounded(96, COUNT)
-    places: int = bounded(12, COUNT)
-    alternatives: int = bounded(2, COUNT)
+    max_new_tokens: int = bounded(96, COUNT, "Maximum tokens of an answer of the model.")
+    places: int = bounded(12, COUNT, "Positions of an answer where alternatives are tried.")
+    alternatives: int = bounded(2, COUNT, "Alternatives at a position.")
 
 
 def read_questions(path: Path) -> list[JudgedQuestion]:

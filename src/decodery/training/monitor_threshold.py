@@ -19,8 +19,7 @@ from decodery.monitors.threshold import Threshold
 from decodery.step.monitor import Monitor
 
 from .evaluation import doubts, figures, lines_content
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Data, Kind, Run, option
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
 from .ranking import parts
 
@@ -85,17 +84,14 @@ class Watched(Data):
     """What a threshold is set on.
 
     Attributes:
-        monitor: Monitor with its settings, such as truthprint:probe=DIR.
-        rate: Maximum rate of false alarms.
         unit: What the rate is of. text: the last answer. conversation: all answers of a conversation.
-        seed: Random seed of the split.
     """
 
     texts: Path = field(default=Path(), metadata=ARGUMENT)
-    monitor: str = field(default="", metadata={"required": True})
-    rate: float = 0.1
+    monitor: str = option("", "Monitor with its settings, such as truthprint:probe=DIR.", required=True)
+    rate: float = option(0.1, "Maximum rate of false alarms.")
     unit: Literal["text", "conversation"] = field(default="text", metadata={"option": "--per"})
-    seed: int = 0
+    seed: int = option(0, "Random seed of the split.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.torch.weights import Dense
 
-from .kind import Kind
+from .kind import Kind, option
 from .kind_data import OwnTexts
 from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
@@ -35,21 +35,17 @@ class SparseRemaking(Remaking):
     The n strongest of every m consecutive weights are found anew in every step.
 
     Attributes:
-        n: Weights to keep.
-        m: Size of a group of consecutive weights.
         schedule: Schedule that removes the other weights. linear, exponential: their factor falls to 0. structure: of
             each m first m - 1 stay, then m/2, m/4, ... sr-ste: they are 0 from the first step on, with gradients
             (Learning N:M Fine-grained Structured Sparse Neural Networks, 2021).
-        dense: Share of the steps at the beginning in which all weights count.
-        decay: Share of the steps after that in which the others are removed.
         straight: Pass gradients to removed weights unchanged (straight-through), as in the published code.
     """
 
-    n: int = 2
-    m: int = 4
+    n: int = option(2, "Weights to keep.")
+    m: int = option(4, "Size of a group of consecutive weights.")
     schedule: Schedule = "linear"
-    dense: float = 0.1
-    decay: float = 0.75
+    dense: float = option(0.1, "Share of the steps at the beginning in which all weights count.")
+    decay: float = option(0.75, "Share of the steps after that in which the others are removed.")
     straight: bool = False
 
     def __post_init__(self) -> None:

@@ -15,30 +15,22 @@ from decodery.models.loaders.adapters import Adapter
 
 from .adapter import LoRARemaking
 from .adapter_learner import HELD, AdapterLearner
-from .bounds import NON_NEGATIVE, Bounded, bounded
 from .data import TrainingText
 from .held_out import hold_out
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, NON_NEGATIVE, Bounded, Data, Kind, Run, bounded, option
 from .lines import read_texts
 from .loop import batches, content
 
 
 @dataclass(frozen=True)
 class ORPORecipe(Bounded):
-    """How pairs are learned.
+    """How pairs are learned."""
 
-    Attributes:
-        weight: Weight of the odds, 0.2 in SPARE. 0: learn the chosen texts alone.
-        batch: Pairs of a step.
-        seed: Random seed of the trained weights and the order.
-    """
-
-    weight: float = bounded(0.1, NON_NEGATIVE)
+    weight: float = bounded(0.1, NON_NEGATIVE, "Weight of the odds, 0.2 in SPARE. 0: learn the chosen texts alone.")
     steps: int = 200
-    batch: int = 4
+    batch: int = option(4, "Pairs of a step.")
     lr: float = 1e-4
-    seed: int = 0
+    seed: int = option(0, "Random seed of the trained weights and the order.")
 
 
 def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
@@ -90,8 +82,6 @@ def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Preferences(Data):
     """Pairs of texts."""
-
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
 
     pairs: Path = field(default=Path(), metadata=ARGUMENT)
 

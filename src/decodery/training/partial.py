@@ -18,11 +18,9 @@ from decodery.logits_sources.partial_attention import PartialTransformer, Partia
 from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 
-from .bounds import NON_NEGATIVE, Bounded, bounded
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT, PLAIN
+from .kind import ARGUMENT, NON_NEGATIVE, PLAIN, Bounded, Data, Kind, Run, bounded, option
 from .lines import read_texts
 from .loop import TrainingPlan, batches, content
 
@@ -111,16 +109,10 @@ class _Mean:
 
 @dataclass(frozen=True)
 class SourcePairs(Data):
-    """Pairs of a source and what is written about it.
-
-    Attributes:
-        apply_chat_template: The sources are plain text, without the chat template.
-    """
-
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
+    """Pairs of a source and what is written about it."""
 
     pairs: Path = field(default=Path(), metadata=ARGUMENT)
-    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    apply_chat_template: bool = option(True, "The sources are plain text, without the chat template.", **PLAIN)
 
     def read(self) -> list[tuple[str, ...]]:
         """The pairs."""
@@ -132,23 +124,15 @@ class SourcePairs(Data):
 
 @dataclass(frozen=True)
 class PartialSettings(Bounded):
-    """How a second attention is trained.
+    """How a second attention is trained."""
 
-    Attributes:
-        last: Add the second attention to the last N layers only; to all by default.
-        reset: Restart positions after the prompt.
-        echo: Weight of the auto-encoding loss of the prompt.
-        batch: Batch size in pairs.
-        seed: Random seed of the initial weights and the order.
-    """
-
-    last: int | None = None
-    reset: bool = True
-    echo: float = bounded(0.5, NON_NEGATIVE)
+    last: int | None = option(None, "Add the second attention to the last N layers only; to all by default.")
+    reset: bool = option(True, "Restart positions after the prompt.")
+    echo: float = bounded(0.5, NON_NEGATIVE, "Weight of the auto-encoding loss of the prompt.")
     steps: int = 200
-    batch: int = 4
+    batch: int = option(4, "Batch size in pairs.")
     lr: float = 1e-3
-    seed: int = 0
+    seed: int = option(0, "Random seed of the initial weights and the order.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

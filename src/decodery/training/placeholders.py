@@ -22,37 +22,26 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
-from .bounds import COUNT, bounded
 from .corpus import Corpus
-from .kind import Kind, Run
+from .kind import COUNT, Kind, Run, bounded
 from .kind_data import OwnTexts, from_own_texts
 from .loop import History
 
 
 @dataclass(frozen=True)
 class UnitsRecipe(AheadRecipe):
-    """How placeholders learn; there are few numbers to learn, so that one text per step is enough.
+    """How placeholders learn; there are few numbers to learn, so that one text per step is enough."""
 
-    Attributes:
-        span: Maximum tokens of a unit. The first of them needs no placeholder.
-        alpha: Minimum probability of the tokens that are learned. 0: learn all.
-    """
-
-    span: int = bounded(4, "[2, inf)")
-    alpha: float = bounded(0.5, "[0, 1]")
+    span: int = bounded(4, "[2, inf)", "Maximum tokens of a unit. The first of them needs no placeholder.")
+    alpha: float = bounded(0.5, "[0, 1]", "Minimum probability of the tokens that are learned. 0: learn all.")
 
 
 @dataclass(frozen=True)
 class PPDRecipe(AheadRecipe):
-    """How prompt tokens learn.
+    """How prompt tokens learn."""
 
-    Attributes:
-        ahead: Number of tokens to predict ahead.
-        decay: Weight of a token, as a share of the weight of the one before it.
-    """
-
-    ahead: int = bounded(3, COUNT)
-    decay: float = bounded(0.8, "(0, 1]")
+    ahead: int = bounded(3, COUNT, "Number of tokens to predict ahead.")
+    decay: float = bounded(0.8, "(0, 1]", "Weight of a token, as a share of the weight of the one before it.")
     lr: float = 1e-2
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -22,11 +21,12 @@ from decodery.monitors.threshold import Threshold
 
 from .activations import Answered, Questions, Sites
 from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
-from .kind import Kind, Run
+from .kind import Kind, Run, option
 from .loop import content, drawn, even_plan
 from .loop import train as learn
 from .ranking import auroc, part_of, parts, require_kinds
 from .shift import train_shift
+from .tensors import float_tensor, mlp, through
 
 Rows = Literal["prompt", "new"]
 Part = TypeVar("Part", Probe, LOSHead)
@@ -164,34 +164,16 @@ def _fit(
     """Tensors of the best probe at a hook point, and how well it ranks the answers of the validation part."""
     learned, held = (part_of(answers, _group, seed, name) for name in ("train", "validation"))
     states = [rows_of(each, site, rows) for each in learned]
-    labels = torch.cat(
-        [
-            torch.full((len(x),), float(y.wrong), dtype=torch.float32, device="cpu")
-            for x, y in zip(states, learned, strict=True)
-        ]
-    )
+    labels = float_tensor([float(y.wrong) for x, y in zip(states, learned, strict=True) for _ in x])
     data = torch.cat(states).float()
     mean, scale = data.mean(dim=0), data.std(dim=0).clamp_min(1e-3)
     data = (data - mean) / scale
     draws = torch.Generator().manual_seed(seed)
-    sizes = [data.shape[1], *inner, 1]
-    tensors: dict[str, torch.Tensor] = {}
-    for number, (into, width) in enumerate(pairwise(sizes)):
-        weight = (
-            torch.randn(width, into, generator=draws, dtype=torch.float32, device="cpu")
-            * (2 / into) ** 0.5
-            * (0.1 if width == 1 else 1.0)
-        )
-        tensors[f"weight.{number}"] = weight
-        tensors[f"bias.{number}"] = torch.zeros(width, dtype=torch.float32, device="cpu")
+    tensors = mlp((data.shape[1], *inner, 1), draws, 0.1)
 
     def loss(step: int) -> torch.Tensor:
         batch = drawn(len(data), _BATCH, seed, step)
-        logits = data[batch]
-        for number in range(len(sizes) - 1):
-            logits = logits @ tensors[f"weight.{number}"].T + tensors[f"bias.{number}"]
-            logits = logits.relu() if number + 2 < len(sizes) else logits
-        return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels[batch])
+        return torch.nn.functional.binary_cross_entropy_with_logits(through(tensors, data[batch])[:, 0], labels[batch])
 
     def made() -> dict[str, torch.Tensor]:
         return {**{name: tensor.detach() for name, tensor in tensors.items()}, "mean": mean, "scale": scale}
@@ -223,11 +205,10 @@ class ProbeSettings:
 
     Attributes:
         rows: Rows to read. prompt: for factcheckmate. new: each token of the answer, for truthprint.
-        intervene: Also train what factcheckmate adds to the states of the last layer.
     """
 
     rows: Rows = "prompt"
-    intervene: bool = False
+    intervene: bool = option(False, "Also train what factcheckmate adds to the states of the last layer.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

@@ -30,16 +30,11 @@ class ProgramPair:
 
 @dataclass(frozen=True, eq=False)
 class LabelledProgram:
-    """One side of a pair.
-
-    Attributes:
-        changed: [n] bool, the tokens that make the difference.
-        control: 0 for a program after its fix, 1 before it.
-    """
+    """One side of a pair."""
 
     tokens: np.ndarray
-    changed: np.ndarray
-    control: int
+    changed: np.ndarray  # [n] bool, the tokens that make the difference
+    control: int  # 0 for a program after its fix, 1 before it
 
 
 def read_pairs(path: Path) -> list[ProgramPair]:

@@ -20,6 +20,7 @@ from decodery.scorers.published_reward import PublishedReward
 
 from .ranking import logistic
 from .reward_head import reported
+from .tensors import float_tensor
 from .value import states_of
 
 HEAD, BACKBONE, WEIGHTS = "score.safetensors", "backbone.safetensors", "model.safetensors"
@@ -81,9 +82,9 @@ def train_published_prm(
         progress("reading texts", number + 1, len(judged))
     if not labels[1] or any(len(set(each)) < 2 for each in labels):
         raise SettingsError("the steps to learn from or to validate with all have one label: give more prompts")
-    learned, known = torch.cat(states[0]), torch.tensor(labels[0], dtype=torch.float32, device="cpu")
+    learned, known = torch.cat(states[0]), float_tensor(labels[0])
     weight, bias = _fitted(learned, known, ridge)
-    tested, truth = torch.cat(states[1]), torch.tensor(labels[1], dtype=torch.float32, device="cpu")
+    tested, truth = torch.cat(states[1]), float_tensor(labels[1])
     mixed = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0), device="cpu")]
     control, _ = _fitted(learned, mixed, ridge)
     logits, mean = tested @ weight + bias, float(known.mean())

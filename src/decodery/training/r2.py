@@ -18,10 +18,9 @@ from decodery.engine.engine import Engine
 from decodery.models.loaders.store import Progress, silent
 from decodery.models.torch.transformer import Transformer
 
-from .bounds import COUNT, NON_NEGATIVE, bounded
 from .diffusion import MODEL, logits_at, trained
 from .diffusion_tuning import DiffusionModel, TuningRecipe, report_of, tune
-from .kind import Kind, Run
+from .kind import COUNT, NON_NEGATIVE, Kind, Run, bounded
 from .lists import END, MASK, VOCABULARY, examples, ids
 from .loop import History
 
@@ -38,17 +37,12 @@ class R2Recipe(TuningRecipe):
     A step learns from `batch` states of those that came out right: what the pass wrote there weighs 1 in the
     cross-entropy, what it left open `others`, and `entropy` is the weight of how undecided the model is about the
     former, in nats.
-
-    Attributes:
-        trajectories: Number of canvases that the model fills.
-        others: Weight of what a pass left open, beside what it wrote.
-        entropy: Weight of the entropy at what a pass wrote.
     """
 
     steps: int = 1000
-    trajectories: int = bounded(2000, COUNT)
-    others: float = bounded(0.3, NON_NEGATIVE)
-    entropy: float = bounded(0.05, NON_NEGATIVE)
+    trajectories: int = bounded(2000, COUNT, "Number of canvases that the model fills.")
+    others: float = bounded(0.3, NON_NEGATIVE, "Weight of what a pass left open, beside what it wrote.")
+    entropy: float = bounded(0.05, NON_NEGATIVE, "Weight of the entropy at what a pass wrote.")
 
 
 @dataclass(frozen=True)
@@ -57,14 +51,12 @@ class CanvasStates:
 
     Attributes:
         shown, tokens: [n, length], then and in the end.
-        written: [n, length] bool, by the pass.
-        right: The share of all trajectories whose answer is, which are those that are here.
     """
 
     shown: np.ndarray
     tokens: np.ndarray
-    written: np.ndarray
-    right: float
+    written: np.ndarray  # [n, length] bool, by the pass
+    right: float  # The share of all trajectories whose answer is, which are those that are here
 
     def some(self, rows: np.ndarray) -> CanvasStates:
         return CanvasStates(self.shown[rows], self.tokens[rows], self.written[rows], self.right)

@@ -21,10 +21,9 @@ from decodery.core.abstract import Contract
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, floating
 
-from .bounds import Bounded
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import Run
+from .kind import Bounded, Run, option
 from .kind_data import own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, whole_batch
@@ -38,12 +37,11 @@ class TrainingProgress:
     """How far a training has come.
 
     Attributes:
-        done: Share of its steps, 1 when it is over and when what it came to is judged.
         written: [N, 1] of the rows of the pass, 1 for what was written and the last token of its prompt, else 0; None
             if not given.
     """
 
-    done: float = 1.0
+    done: float = 1.0  # Share of its steps, 1 when it is over and when what it came to is judged
     written: torch.Tensor | None = None
 
 
@@ -146,13 +144,9 @@ class Remade:
 
 @dataclass(frozen=True)
 class CopyRecipe(Bounded):
-    """How a copy learns.
+    """How a copy learns."""
 
-    Attributes:
-        steps: Training steps, of `batch` texts each.
-    """
-
-    steps: int = 300
+    steps: int = option(300, "Training steps, of `batch` texts each.")
     batch: int = 4
     lr: float = 5e-4
     seed: int = 0

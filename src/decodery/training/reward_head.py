@@ -18,6 +18,7 @@ from decodery.scorers.process_reward import ProcessHead
 from .evaluation import figures
 from .held_out import CONTROL
 from .loop import TrainingPlan, batches, train
+from .tensors import normal, zeros
 
 PRM = "process-reward.safetensors"
 
@@ -99,9 +100,8 @@ def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:
     """A head of one inner unit per number it reads, which says nothing yet."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        "inner.weight": torch.randn(hidden, hidden, generator=generator, dtype=torch.float32, device="cpu")
-        / hidden**0.5,
-        "inner.bias": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
-        "outer.weight": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
+        "inner.weight": normal(generator, hidden, hidden) / hidden**0.5,
+        "inner.bias": zeros(hidden),
+        "outer.weight": zeros(hidden),
         "outer.bias": torch.zeros((), dtype=torch.float32, device="cpu"),
     }

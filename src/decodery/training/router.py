@@ -24,11 +24,11 @@ from decodery.search.router import RouterHead
 
 from .data import read_prompts
 from .held_out import HeldOut
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT, PLAIN
+from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
 from .loop import content, even_plan
 from .loop import train as learn
 from .ranking import interval
+from .tensors import float_tensor, int_tensor
 from .value import states_of
 
 _INNER, _LR = 32, 1e-2
@@ -38,19 +38,12 @@ _HELD_OUT = 4
 
 @dataclass(frozen=True)
 class Decisions:
-    """What both models did, step by step.
+    """What both models did, step by step."""
 
-    Attributes:
-        states: [n, hidden] the second model's, at the last token of its step.
-        escalated: [n] bool, whether the larger model wrote the step before.
-        advantage: [n] how much more the larger model's step is worth.
-        text: [n] which text it was in.
-    """
-
-    states: torch.Tensor
-    escalated: torch.Tensor
-    advantage: torch.Tensor
-    text: torch.Tensor
+    states: torch.Tensor  # [n, hidden] the second model's, at the last token of its step
+    escalated: torch.Tensor  # [n] bool, whether the larger model wrote the step before
+    advantage: torch.Tensor  # [n] how much more the larger model's step is worth
+    text: torch.Tensor  # [n] which text it was in
 
     def of(self, rows: torch.Tensor) -> Decisions:
         """Some of them."""
@@ -95,8 +88,8 @@ def decisions(
     return Decisions(
         torch.stack(states),
         torch.tensor(escalated, dtype=torch.bool, device="cpu"),
-        torch.tensor(advantage, dtype=torch.float32, device="cpu"),
-        torch.tensor(texts, dtype=torch.int64, device="cpu"),
+        float_tensor(advantage),
+        int_tensor(texts),
     )
 
 
@@ -221,24 +214,17 @@ class RouterSettings(Data):
 
     Attributes:
         second: The smaller model, which writes each step first; the shipped draft model by default.
-        scorer: A scorer of steps, such as value-head(head=FILE).
-        delimiter: Text that ends a step.
-        step_tokens: Maximum tokens of a step.
-        max_new_tokens: Maximum tokens of a text.
-        temperature: Sampling temperature of the steps.
-        apply_chat_template: The prompts are plain text, without the chat template.
-        seed: Random seed of texts and training.
     """
 
     prompts: Path = field(default=Path(), metadata=ARGUMENT)
     second: str | None = None
-    scorer: str = field(default="", metadata={"required": True})
-    delimiter: str = "\n\n"
-    step_tokens: int = 128
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    apply_chat_template: bool = field(default=True, metadata=PLAIN)
-    seed: int = 0
+    scorer: str = option("", "A scorer of steps, such as value-head(head=FILE).", required=True)
+    delimiter: str = option("\n\n", "Text that ends a step.")
+    step_tokens: int = option(128, "Maximum tokens of a step.")
+    max_new_tokens: int = option(256, "Maximum tokens of a text.")
+    temperature: float = option(0.0, "Sampling temperature of the steps.")
+    apply_chat_template: bool = option(True, "The prompts are plain text, without the chat template.", **PLAIN)
+    seed: int = option(0, "Random seed of texts and training.")
 
 
 def _learn(run: Run) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from decodery.monitors.sae import HeadCodes
 from .evaluation import ALONE, MonitorContext
 from .lines import read_labelled
 from .loop import content, drawn, even_plan, train
+from .tensors import int_tensor, normal, zeros
 
 _NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
 _ROWS = 1024
@@ -26,15 +27,11 @@ _PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "let
 
 @dataclass(frozen=True, slots=True)
 class BehaviourExample:
-    """A prompt after which a behaviour completes, or one of the same form after which it cannot.
-
-    Attributes:
-        group: What must not be both learned from and tested on.
-    """
+    """A prompt after which a behaviour completes, or one of the same form after which it cannot."""
 
     prompt: str
     positive: bool
-    group: str = ""
+    group: str = ""  # What must not be both learned from and tested on
 
 
 def built_in_examples(count: int, seed: int = 0) -> list[BehaviourExample]:
@@ -170,7 +167,7 @@ def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch
     """[examples] the share of these heads whose codes are the behaviour's own, as the monitor comes by it."""
     if not heads:
         return torch.zeros(len(codes), dtype=torch.double, device="cpu")
-    at = torch.tensor(list(heads), dtype=torch.int64, device="cpu")
+    at = int_tensor(list(heads))
     return own[at, codes[:, at]].double().mean(dim=1)
 
 
@@ -188,12 +185,10 @@ def _encoder(
     mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
     whole = (rows - mean) / scale
     draws = torch.Generator().manual_seed(seed)
-    weight = (
-        torch.randn(features, rows.shape[1], generator=draws, dtype=torch.float32, device="cpu") / rows.shape[1] ** 0.5
-    )
+    weight = normal(draws, features, rows.shape[1]) / rows.shape[1] ** 0.5
     tensors = {
         "weight": weight,
-        "bias": torch.zeros(features, dtype=torch.float32, device="cpu"),
+        "bias": zeros(features),
         "out": weight.T.clone(),
         "shift": torch.zeros_like(mean),
     }

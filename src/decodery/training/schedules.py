@@ -10,26 +10,18 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.models.trained.token_routers import uniform
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
+from .kind import COUNT, NON_NEGATIVE, Bounded, bounded, option
 
 
 @dataclass(frozen=True)
 class Evolution(Bounded):
-    """How schedules are bred.
+    """How schedules are bred."""
 
-    Attributes:
-        population: Schedules of a generation of the genetic search.
-        generations: Generations of the genetic search after the first, which is random.
-        tournament: Schedules that are drawn for a parent; the best of them is taken.
-        moves: Pairs of layers between which a new schedule moves some of its share.
-        elite: Best schedules that are kept unchanged.
-    """
-
-    population: int = 16
-    generations: int = bounded(15, NON_NEGATIVE)
-    tournament: int = bounded(3, COUNT)
-    moves: int = bounded(2, COUNT)
-    elite: int = bounded(2, COUNT)
+    population: int = option(16, "Schedules of a generation of the genetic search.")
+    generations: int = bounded(15, NON_NEGATIVE, "Generations of the genetic search after the first, which is random.")
+    tournament: int = bounded(3, COUNT, "Schedules that are drawn for a parent; the best of them is taken.")
+    moves: int = bounded(2, COUNT, "Pairs of layers between which a new schedule moves some of its share.")
+    elite: int = bounded(2, COUNT, "Best schedules that are kept unchanged.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

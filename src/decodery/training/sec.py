@@ -22,13 +22,13 @@ from decodery.models.loaders.store import Progress
 from decodery.models.protocol import OpenModel, is_open
 from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads, unit
 
-from .bounds import COUNT, Bounded, bounded
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
 from .held_out import Measured
-from .kind import Kind, Run
+from .kind import COUNT, Bounded, Kind, Run, bounded, option
 from .kind_data import CutFiles, cut_texts, validation
 from .loop import History, TrainingPlan, batches, train
+from .tensors import int_tensor, normal, zeros
 
 _CLASSIFIER_EPOCHS, _CLASSIFIER_LR = 5, 1e-3
 
@@ -40,20 +40,16 @@ class SECRecipe(Bounded):
     The classifier then sees the texts five times, as in the paper.
 
     Attributes:
-        every: Layers between two checks.
-        rank: Rank of the correction of the head at a check.
         outputs: Tokens that the corrections learn with, the most frequent ones of the texts first.
-        lr: Peak learning rate.
-        seed: Random seed of the initial weights and the order.
     """
 
-    every: int = bounded(5, COUNT)
-    rank: int = bounded(16, COUNT)
+    every: int = bounded(5, COUNT, "Layers between two checks.")
+    rank: int = bounded(16, COUNT, "Rank of the correction of the head at a check.")
     outputs: int = bounded(4096, COUNT)
     epochs: float = 2.0
     batch: int = 4
-    lr: float = 1e-3
-    seed: int = 0
+    lr: float = option(1e-3, "Peak learning rate.")
+    seed: int = option(0, "Random seed of the initial weights and the order.")
 
 
 def labels(right: torch.Tensor) -> torch.Tensor:
@@ -120,9 +116,7 @@ def _train_heads(
 ) -> tuple[ExitHeads, History]:
     """Corrections that begin as none, by the sum of the checks' cross-entropies; the classifier knows nothing yet."""
     hidden, count, generator = model.config.hidden_size, len(reading.checks), torch.Generator().manual_seed(recipe.seed)
-    down = (
-        torch.randn(count, recipe.rank, hidden, generator=generator, dtype=torch.float32, device="cpu") / hidden**0.5
-    ).to(model.device)
+    down = (normal(generator, count, recipe.rank, hidden) / hidden**0.5).to(model.device)
     learned = {
         "down": down,
         "up": torch.zeros(count, hidden, recipe.rank, device=model.device, dtype=torch.float32),
@@ -157,7 +151,7 @@ def _train_heads(
         progress=progress,
         what="training heads",
     )
-    nothing = torch.zeros(3, hidden, dtype=torch.float32, device="cpu")
+    nothing = zeros(3, hidden)
     return ExitHeads(recipe.every, nothing, learned["down"].detach(), learned["up"].detach()), history
 
 
@@ -175,7 +169,7 @@ def _outputs(
         token for token in torch.randperm(vocab_size, generator=generator, device="cpu").tolist() if token not in seen
     )
     tokens = [token for token, _ in seen.most_common(most)]
-    chosen = torch.tensor([*tokens, *islice(others, most - len(tokens))], dtype=torch.int64, device="cpu").sort().values
+    chosen = int_tensor([*tokens, *islice(others, most - len(tokens))]).sort().values
     place = torch.full((vocab_size,), -1, dtype=torch.int64, device="cpu")
     place[chosen] = torch.arange(len(chosen), device="cpu")
     return chosen, place

@@ -24,12 +24,12 @@ from .activations import Answered, Sites
 from .built_in import built_in_data
 from .checkable import CheckableQuestion
 from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Data, Kind, Run, option
 from .labelled import LabelledChat, is_labelled, read_chats
 from .lines import read_objects
 from .probe import train_probe, worst
 from .ranking import part_of
+from .tensors import zeros
 
 INGREDIENTS = tuple(built_in_data("ingredients"))
 _TRIPLES = 20
@@ -40,15 +40,13 @@ class Talk:
     """What a user says, turn by turn.
 
     Attributes:
-        completes: The turn, from 0, after which the whole is what is looked for, None for never.
-        group: What must not be both learned from and tested on.
         said: The messages up to the user's last turn, where they are known with their answers; then only the whole is
             labelled, and of a conversation that is looked for nothing is learned from its beginnings.
     """
 
     turns: tuple[str, ...]
-    completes: int | None
-    group: str
+    completes: int | None  # The turn, from 0, after which the whole is what is looked for, None for never
+    group: str  # What must not be both learned from and tested on
     said: tuple[dict[str, str], ...] = ()
 
     @classmethod
@@ -141,16 +139,11 @@ def read_talks(path: Path) -> list[Talk]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadConversation:
-    """A talk as the model read it.
-
-    Attributes:
-        states: {site: [2 * width]} at the end of every turn, see `Turns`.
-        doubt: -log p of the first token that the model would answer, in nats.
-    """
+    """A talk as the model read it."""
 
     talk: Talk
-    states: tuple[dict[str, torch.Tensor], ...]
-    doubt: float = 0.0
+    states: tuple[dict[str, torch.Tensor], ...]  # {site: [2 * width]} at the end of every turn, see `Turns`
+    doubt: float = 0.0  # -log p of the first token that the model would answer, in nats
 
 
 def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress = silent) -> list[ReadConversation]:
@@ -178,7 +171,7 @@ def judged(heard: Ordered[ReadConversation]) -> list[Answered]:
             wrong = each.talk.completes is not None and number >= each.talk.completes
             asked = CheckableQuestion(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
             rows = {site: row.float() for site, row in states.items()}
-            none = torch.zeros(0, 5, dtype=torch.float32, device="cpu")
+            none = zeros(0, 5)
             found.append(Answered(asked, wrong, [], none, rows, {}))
     return found
 
@@ -255,13 +248,7 @@ def relabelled(one: ReadConversation, other: ReadConversation) -> ReadConversati
 
 @dataclass(frozen=True)
 class Conversations(Data):
-    """Conversations to learn from.
-
-    Attributes:
-        count: Number of built-in conversations.
-        rate: Maximum rate of false alarms.
-        seed: Random seed of conversations, split and training.
-    """
+    """Conversations to learn from."""
 
     NOTE = """CONVERSATIONS holds one JSON object a line, {"turns": [text, ...], "completes": number or null, "group":
     text}: the turns of a user, and the number (from 0) of the turn that completes it. The default is built-in shopping
@@ -269,9 +256,9 @@ class Conversations(Data):
     [...], "label": true or false, "group": text}."""
 
     conversations: Path | None = field(default=None, metadata=ARGUMENT)
-    count: int = 400
-    rate: float = 0.1
-    seed: int = 0
+    count: int = option(400, "Number of built-in conversations.")
+    rate: float = option(0.1, "Maximum rate of false alarms.")
+    seed: int = option(0, "Random seed of conversations, split and training.")
 
     def talks(self) -> list[Talk]:
         """The conversations."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -18,6 +17,7 @@ from decodery.monitors.factcheckmate import SITE, Shift
 from .activations import Answered
 from .evaluation import ALONE, MonitorContext
 from .loop import content, drawn, even_plan, train
+from .tensors import int_tensor, mlp, through
 
 _INNER, _BATCH, _APART = 256, 64, 0.1
 _STEPS, _LR = 400, 1e-3
@@ -25,17 +25,11 @@ _STEPS, _LR = 400, 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Taught:
-    """Rows at which tokens of right answers are chosen.
+    """Rows at which tokens of right answers are chosen."""
 
-    Attributes:
-        states: [n, hidden].
-        tokens: [n].
-        wrong: [n] bool, whether the model's own answer was wrong.
-    """
-
-    states: torch.Tensor
-    tokens: torch.Tensor
-    wrong: torch.Tensor
+    states: torch.Tensor  # [n, hidden]
+    tokens: torch.Tensor  # [n]
+    wrong: torch.Tensor  # [n] bool, whether the model's own answer was wrong
 
 
 def train_shift(
@@ -60,18 +54,9 @@ def train_shift(
     taught = _taught(lm, answers, chat, context.progress)
     if not taught.wrong.any():
         raise SettingsError("a shift has nothing to learn from: give questions that the model answers wrongly")
-    random = torch.Generator().manual_seed(seed)
     width = taught.states.shape[1]
-    sizes, tensors = (width, _INNER, _INNER, width), dict[str, torch.Tensor]()
-    for number, (into, width_out) in enumerate(pairwise(sizes)):
-        # The last layer begins at nothing: the first shift is the identity.
-        weight = (
-            torch.randn(width_out, into, generator=random, dtype=torch.float32, device="cpu")
-            * (2 / into) ** 0.5
-            * (number < 2)
-        )
-        tensors[f"weight.{number}"] = weight
-        tensors[f"bias.{number}"] = torch.zeros(width_out, dtype=torch.float32, device="cpu")
+    # The last layer begins at nothing: the first shift is the identity.
+    tensors = mlp((width, _INNER, _INNER, width), torch.Generator().manual_seed(seed), 0.0)
     train(
         tensors,
         lambda step: _loss(model, tensors, taught, drawn(len(taught.states), _BATCH, seed, step)),
@@ -89,10 +74,7 @@ def train_shift(
 
 def _loss(model: OpenModel, tensors: dict[str, torch.Tensor], taught: _Taught, batch: torch.Tensor) -> torch.Tensor:
     rows, wrong = taught.states[batch], taught.wrong[batch]
-    found = rows
-    for number in range(3):
-        found = found @ tensors[f"weight.{number}"].T + tensors[f"bias.{number}"]
-        found = found.relu() if number < 2 else found
+    found = through(tensors, rows)
     shifted = torch.log_softmax(model.project(model.final_norm(rows + found)).float(), dim=-1)
     with torch.no_grad():
         plain = torch.log_softmax(model.project(model.final_norm(rows)).float(), dim=-1)
@@ -124,6 +106,6 @@ def _taught(lm: LLM, answers: Ordered[Answered], chat: bool, progress: Progress)
         raise SettingsError("a shift has nothing to learn from: no answer begins where its prompt ends")
     return _Taught(
         torch.cat(states),
-        torch.tensor(tokens, dtype=torch.int64, device="cpu"),
+        int_tensor(tokens),
         torch.tensor(wrong, dtype=torch.bool, device="cpu"),
     )

@@ -16,8 +16,7 @@ from decodery.search.answers import AnswerExtractor
 from decodery.step.writer import writes
 
 from .annotation import labels_of, request_for, schema, steps_of
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT
+from .kind import ARGUMENT, Data, Kind, Run, option
 from .lines import read_objects
 
 _PAIRS = 10
@@ -34,19 +33,14 @@ class Exercise:
 
 @dataclass(frozen=True)
 class StepLabels:
-    """A solution with a label of each step.
-
-    Attributes:
-        alignment: Of each step, the steps of the reference that it matches, from 1.
-        errors: Of each step, what kind of error it has, "" for none.
-    """
+    """A solution with a label of each step."""
 
     prompt: str
     text: str
     labels: tuple[float, ...]
     reward: float
-    alignment: tuple[tuple[int, ...], ...] = ()
-    errors: tuple[str, ...] = ()
+    alignment: tuple[tuple[int, ...], ...] = ()  # Of each step, the steps of the reference that it matches, from 1
+    errors: tuple[str, ...] = ()  # Of each step, what kind of error it has, "" for none
     tokens: int = 0
 
     @property
@@ -78,23 +72,16 @@ class LabelSettings(Data):
     """Solutions, and how their steps are labelled.
 
     Attributes:
-        pairs: Also write pairs of a better and a worse text, for ORPO.
-        delimiter: Text that ends a step.
         answer: Where answers stand in a text.
-        pattern: A regular expression of answers in its place.
-        missing: Label of steps that the annotator leaves out.
-        max_new_tokens: Maximum tokens of an annotation.
     """
 
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
-
     solutions: Path = field(default=Path(), metadata=ARGUMENT)
-    pairs: Path | None = field(default=None, metadata={"path": "new file"})
-    delimiter: str = "\n\n"
+    pairs: Path | None = option(None, "Also write pairs of a better and a worse text, for ORPO.", path="new file")
+    delimiter: str = option("\n\n", "Text that ends a step.")
     answer: Literal["auto", "number", "marked", "whole", "choice", "quantity"] = "auto"
-    pattern: str | None = None
-    missing: Literal["incorrect", "outcome"] = "incorrect"
-    max_new_tokens: int = 1024
+    pattern: str | None = option(None, "A regular expression of answers in its place.")
+    missing: Literal["incorrect", "outcome"] = option("incorrect", "Label of steps that the annotator leaves out.")
+    max_new_tokens: int = option(1024, "Maximum tokens of an annotation.")
 
     def check(self) -> None:
         read_exercises(self.solutions)

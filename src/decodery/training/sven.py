@@ -16,11 +16,10 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
-from .bounds import COUNT, NON_NEGATIVE, Bounded, bounded
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT, validation
+from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Kind, Run, bounded, option
+from .kind_data import validation
 from .loop import History, TrainingPlan, batches, content
 from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, built_in_pairs, programs_of, read_pairs
 from .traced import TracedCache, differentiable
@@ -44,40 +43,26 @@ class LinearDecayPlan(TrainingPlan):
 
 @dataclass(frozen=True)
 class SVENRecipe(Bounded):
-    """How prefixes learn: as published for the smallest model, but for fewer epochs.
+    """How prefixes learn: as published for the smallest model, but for fewer epochs."""
 
-    Attributes:
-        length: Positions of a prefix.
-        lr: Initial learning rate.
-        contrast: Weight of the contrast with the other prefix.
-        kl: Weight of the divergence where nothing changed.
-        dropout: Share of the numbers of a prefix that is left out in a step.
-        batch: Programs of a step.
-        seed: Random seed of the order and the split.
-    """
-
-    length: int = bounded(5, COUNT)
+    length: int = bounded(5, COUNT, "Positions of a prefix.")
     epochs: float = 4.0
-    lr: float = 1e-2
-    contrast: float = bounded(4.0, NON_NEGATIVE)
-    kl: float = bounded(1.6, NON_NEGATIVE)
-    dropout: float = bounded(0.1, "[0, 1)")
-    batch: int = 2
-    seed: int = 0
+    lr: float = option(1e-2, "Initial learning rate.")
+    contrast: float = bounded(4.0, NON_NEGATIVE, "Weight of the contrast with the other prefix.")
+    kl: float = bounded(1.6, NON_NEGATIVE, "Weight of the divergence where nothing changed.")
+    dropout: float = bounded(0.1, "[0, 1)", "Share of the numbers of a prefix that is left out in a step.")
+    batch: int = option(2, "Programs of a step.")
+    seed: int = option(0, "Random seed of the order and the split.")
 
 
 @dataclass(frozen=True)
 class SVENLosses:
-    """What `losses_of` a program are, each a mean in nats.
-
-    Attributes:
-        right: Share of changed tokens that its prefix favours.
-    """
+    """What `losses_of` a program are, each a mean in nats."""
 
     language: torch.Tensor
     contrast: torch.Tensor
     kl: torch.Tensor
-    right: torch.Tensor
+    right: torch.Tensor  # Share of changed tokens that its prefix favours
 
 
 def losses_of(
@@ -217,8 +202,7 @@ class Fixes(Data):
     """Programs before and after a fix."""
 
     NOTE = """PAIRS holds one JSON object a line, {"before": ..., "after": ...}: the same program before and after a
-    fix. The default is 100 built-in pairs about security. One pair in ten is held out. Interrupt it with Ctrl-C: the
-    same command continues."""
+    fix. The default is 100 built-in pairs about security. One pair in ten is held out."""
 
     pairs: Path | None = field(default=None, metadata=ARGUMENT)
 

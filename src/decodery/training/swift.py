@@ -24,9 +24,8 @@ from decodery.models.trained.skips import SkipSet
 from decodery.models.trained.skips import sublayers as named
 from decodery.speculative.stores.skip_search import SkipSearch
 
-from .bounds import COUNT, SHARE, Bounded, bounded
 from .corpus import Corpus, TrainingText
-from .kind import Kind, Run
+from .kind import COUNT, SHARE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, own_texts
 from .loop import known_figures
 
@@ -37,23 +36,14 @@ _EVERY = 10
 
 @dataclass(frozen=True)
 class SkipRecipe(Bounded):
-    """How a set is looked for.
+    """How a set is looked for."""
 
-    Attributes:
-        ratio: Share of sublayers to skip, of all but those of the first and the last layer.
-        proposals: Number of sets to try.
-        bayes: Every so many sets a promising one is tried, by a model of what was tried.
-        read: Texts that rate a set.
-        window: Tokens of a text that are read.
-        seed: Random seed of texts and sets.
-    """
-
-    ratio: float = bounded(0.45, SHARE)
-    proposals: int = bounded(200, COUNT)
-    bayes: int = bounded(25, COUNT)
-    read: int = bounded(16, COUNT)
-    window: int = bounded(32, COUNT)
-    seed: int = 0
+    ratio: float = bounded(0.45, SHARE, "Share of sublayers to skip, of all but those of the first and the last layer.")
+    proposals: int = bounded(200, COUNT, "Number of sets to try.")
+    bayes: int = bounded(25, COUNT, "Every so many sets a promising one is tried, by a model of what was tried.")
+    read: int = bounded(16, COUNT, "Texts that rate a set.")
+    window: int = bounded(32, COUNT, "Tokens of a text that are read.")
+    seed: int = option(0, "Random seed of texts and sets.")
 
 
 class TextWindow:

@@ -14,13 +14,12 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
-from .bounds import Bounded
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT, PLAIN
+from .kind import ARGUMENT, PLAIN, Bounded, Data, Kind, Run, option
 from .loop import content
 from .published_prm import train_published_prm
 from .ranking import auc
 from .reward_head import PRM, fitted, reported
+from .tensors import float_tensor
 from .value import read_judged, read_on, read_step_labels
 
 _HELD_OUT = 10
@@ -28,23 +27,15 @@ _HELD_OUT = 10
 
 @dataclass(frozen=True)
 class TextPRMRecipe(Bounded):
-    """How judged texts are learned.
+    """How judged texts are learned."""
 
-    Attributes:
-        delimiter: Text that ends a step.
-        tap: Read the hidden states after N layers; after all by default.
-        batch: Steps of texts in a training step.
-        weight_decay: Weight decay of the optimizer.
-        seed: Random seed of the initial weights and the order.
-    """
-
-    delimiter: str = "\n\n"
-    tap: int | None = None
+    delimiter: str = option("\n\n", "Text that ends a step.")
+    tap: int | None = option(None, "Read the hidden states after N layers; after all by default.")
     steps: int = 600
-    batch: int = 256
+    batch: int = option(256, "Steps of texts in a training step.")
     lr: float = 3e-3
-    weight_decay: float = 0.01
-    seed: int = 0
+    weight_decay: float = option(0.01, "Weight decay of the optimizer.")
+    seed: int = option(0, "Random seed of the initial weights and the order.")
 
 
 @dataclass(frozen=True)
@@ -53,13 +44,12 @@ class JudgedText:
 
     Attributes:
         prompt, text: Token ids, the end token left out.
-        labels: From 0 to 1, of each step; None where all steps have the reward.
     """
 
     prompt: Sequence[int]
     text: Sequence[int]
     reward: float
-    labels: Sequence[float] | None = None
+    labels: Sequence[float] | None = None  # From 0 to 1, of each step; None where all steps have the reward.
 
 
 def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
@@ -124,10 +114,7 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
             raise SettingsError(
                 f"the texts to {name} all have one reward: give more prompts with good texts and with others"
             )
-    learned, held_out = (
-        (torch.cat(s), torch.tensor(y, dtype=torch.float32, device="cpu"))
-        for s, y in zip(parts[:2], labels[:2], strict=True)
-    )
+    learned, held_out = ((torch.cat(s), float_tensor(y)) for s, y in zip(parts[:2], labels[:2], strict=True))
     settings = {"recipe": asdict(recipe), "model": model.fingerprint, "texts": content([vars(each) for each in judged])}
     how: dict[str, Any] = {"weight_decay": recipe.weight_decay, "progress": run.progress}
     head, scores, costs = fitted(model, tap, learned, held_out, recipe, run.out, settings=settings, **how)
@@ -144,7 +131,7 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
         **costs,
     }
     part = 2 if len({label > 0.5 for label in labels[2]}) == 2 else 1
-    states, truth = torch.cat(parts[part]), torch.tensor(labels[part], dtype=torch.float32, device="cpu")
+    states, truth = torch.cat(parts[part]), float_tensor(labels[part])
     compared = float(learned[1].mean()), places[part], prompts[part]
     said = "chose nothing" if part == 2 else "also chose the best step"
     facts["validation"] = {
@@ -178,15 +165,12 @@ class JudgedFile(Data):
     """Judged texts.
 
     Attributes:
-        apply_chat_template: The prompts are plain text, without the chat template.
         published: Write a folder in a published form, a classifier of tokens, for reward-model:model=DIR. MODEL is a
             folder.
     """
 
-    NOTE = "Interrupt it with Ctrl-C: the same command continues."
-
     texts: Path = field(default=Path(), metadata=ARGUMENT)
-    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    apply_chat_template: bool = option(True, "The prompts are plain text, without the chat template.", **PLAIN)
     published: bool = False
 
     def read(self) -> list[tuple[str, str, float, Sequence[float] | None]]:

@@ -28,11 +28,10 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
 from .adapter import LoRARemaking
-from .bounds import Bounded, bounded
 from .built_in import built_in_data
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import Kind, Run
+from .kind import Bounded, Kind, Run, bounded, option
 from .loop import TrainingPlan
 from .remade import Remade
 
@@ -47,28 +46,18 @@ class Adaptation(Bounded):
     """How a causal model becomes a diffusion model.
 
     A step learns from `batch` lists of one length.
-
-    Attributes:
-        tasks: Tasks on lists of words: copy, reverse, replace.
-        least: Words of the shortest list.
-        most: Words of the longest list.
-        places: Positions of a canvas.
-        rank: Rank of the trained matrices.
-        batch: Batch size in lists.
-        annealing: Share of the steps in which the causal mask dissolves.
-        seed: Random seed of lists, masks and initial weights.
     """
 
-    tasks: tuple[str, ...] = TASKS
-    least: int = 3
-    most: int = 6
-    places: int = 12
-    rank: int = 16
+    tasks: tuple[str, ...] = option(TASKS, "Tasks on lists of words: copy, reverse, replace.")
+    least: int = option(3, "Words of the shortest list.")
+    most: int = option(6, "Words of the longest list.")
+    places: int = option(12, "Positions of a canvas.")
+    rank: int = option(16, "Rank of the trained matrices.")
     steps: int = 1500
-    batch: int = 16
+    batch: int = option(16, "Batch size in lists.")
     lr: float = 5e-4
-    annealing: float = bounded(0.3, "[0, 1]")
-    seed: int = 0
+    annealing: float = bounded(0.3, "[0, 1]", "Share of the steps in which the causal mask dissolves.")
+    seed: int = option(0, "Random seed of lists, masks and initial weights.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -137,12 +126,11 @@ class MaskedTasks:
 
     Attributes:
         tokens, shown: [n, length], whole and as the model sees them.
-        weights: [n, length], of each token in the loss.
     """
 
     tokens: np.ndarray
     shown: np.ndarray
-    weights: np.ndarray
+    weights: np.ndarray  # [n, length], of each token in the loss
 
     @classmethod
     def of(cls, rows: Sequence[tuple[list[int], list[int]]], mask: int, draws: np.random.Generator) -> MaskedTasks:
@@ -257,8 +245,7 @@ KINDS = {
         """Adapt MODEL, a causal model, to fill canvases with answers about short lists of words.
 
         The attention becomes bidirectional; low-rank matrices and a mask token are trained. An hour on two cores
-        teaches a small model one such narrow task; open text takes billions of words. Interrupt it with Ctrl-C: the
-        same command continues.""",
+        teaches a small model one such narrow task; open text takes billions of words.""",
         adapt,
         "The model is ready: --model {out} --no-chat-template --diffuse threshold",
         (Adaptation(),),

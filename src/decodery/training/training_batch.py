@@ -24,36 +24,25 @@ class TrainingBatch:
     """What some texts teach.
 
     Rows that fill up have weight 0.
-
-    Attributes:
-        rows: [m], the rows among all of their tokens that have something to predict.
-        likely: [m, k] outputs of the draft.
-        share: [m, k] the target's probabilities of them, each row summing to 1.
-        weight: [m] how much of the target's probability that was, times what the row counts.
     """
 
     batch: Batch
-    rows: torch.Tensor
-    likely: torch.Tensor
-    share: torch.Tensor
-    weight: torch.Tensor
+    rows: torch.Tensor  # [m], the rows among all of their tokens that have something to predict
+    likely: torch.Tensor  # [m, k] outputs of the draft
+    share: torch.Tensor  # [m, k] the target's probabilities of them, each row summing to 1
+    weight: torch.Tensor  # [m] how much of the target's probability that was, times what the row counts
     count: int
 
 
 @dataclass(frozen=True)
 class BatchPart:
-    """What one text teaches: its segment, the rows [m] of it that learn, and what to learn there.
-
-    Attributes:
-        after: [m] the place in the text whose next token a row is to predict.
-        weight: [m] what that counts.
-    """
+    """What one text teaches: its segment, the rows [m] of it that learn, and what to learn there."""
 
     text: TrainingText
     segment: Segment
     rows: np.ndarray
-    after: np.ndarray
-    weight: np.ndarray
+    after: np.ndarray  # [m] the place in the text whose next token a row is to predict
+    weight: np.ndarray  # [m] what that counts
 
     @classmethod
     def read(cls, text: TrainingText) -> BatchPart:

@@ -26,10 +26,10 @@ from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .held_out import HeldOut, Measured
-from .kind import Data, Kind, Run
-from .kind_data import ARGUMENT, PLAIN
+from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
 from .lines import named_texts, read_json_lines, read_objects
 from .restart import compared
+from .tensors import zeros
 
 _TOGETHER = 16
 _CHUNK = 512
@@ -199,7 +199,7 @@ def read_on(model: LanguageModel, cache: KVCache, tokens: Ordered[int], tap: int
         segment = Segment.chunk(tokens[start : start + _CHUNK], cache, logit_rows=[])
         parts.append(model.forward(Batch([segment]), taps=[tap]).hidden[tap].cpu())
         cache.keep(range(len(segment)))
-    return torch.cat(parts) if parts else torch.zeros(0, model.config.hidden_size, dtype=torch.float32, device="cpu")
+    return torch.cat(parts) if parts else zeros(0, model.config.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -207,19 +207,15 @@ class ValueSettings(Data):
     """Judged texts, and what is fitted to them.
 
     Attributes:
-        tap: Read the hidden states after N layers; after all by default.
-        ridge: Strength of the ridge penalty.
-        apply_chat_template: The prompts are plain text, without the chat template.
         restart: Predict the probability that another text is not better, for the search adaptive-sampling.
-        switch: Predict from the prompt alone whether texts fail, for the search edge.
     """
 
     texts: Path = field(default=Path(), metadata=ARGUMENT)
-    tap: int | None = None
-    ridge: float = 1e-2
-    apply_chat_template: bool = field(default=True, metadata=PLAIN)
+    tap: int | None = option(None, "Read the hidden states after N layers; after all by default.")
+    ridge: float = option(1e-2, "Strength of the ridge penalty.")
+    apply_chat_template: bool = option(True, "The prompts are plain text, without the chat template.", **PLAIN)
     restart: bool = False
-    switch: bool = False
+    switch: bool = option(False, "Predict from the prompt alone whether texts fail, for the search edge.")
 
     def __post_init__(self) -> None:
         if self.restart and self.switch:

@@ -18,8 +18,7 @@ from decodery.models.config import ModelConfig
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
-from .bounds import NON_NEGATIVE, POSITIVE, SHARE, Bounded, bounded
-from .kind import Kind
+from .kind import NON_NEGATIVE, POSITIVE, SHARE, Bounded, Kind, bounded, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -27,29 +26,18 @@ from .traced import TracedCache
 
 @dataclass(frozen=True)
 class WriteGateRecipe(Bounded):
-    """How a gate learns.
-
-    Attributes:
-        layer: Layer whose input the gate reads.
-        sizes: Widths of the network between its layers.
-        prompt: Share of a text that is taken for a prompt and stored in full.
-        rate: Share of written tokens to store.
-        price: Weight of the squared distance from that share, beside the divergence.
-        hot: Temperature of the choice at first.
-        cold: Temperature of the choice at last.
-        seed: Random seed of the initial gate, its noise and the order of texts.
-    """
+    """How a gate learns."""
 
     steps: int = 300
     lr: float = 1e-3
-    layer: int = bounded(2, NON_NEGATIVE)
-    sizes: tuple[int, ...] = (512, 256, 128)
-    prompt: float = bounded(0.25, SHARE)
-    rate: float = bounded(0.5, SHARE)
-    price: float = 100.0
-    hot: float = 1.0
-    cold: float = bounded(0.1, POSITIVE)
-    seed: int = 0
+    layer: int = bounded(2, NON_NEGATIVE, "Layer whose input the gate reads.")
+    sizes: tuple[int, ...] = option((512, 256, 128), "Widths of the network between its layers.")
+    prompt: float = bounded(0.25, SHARE, "Share of a text that is taken for a prompt and stored in full.")
+    rate: float = bounded(0.5, SHARE, "Share of written tokens to store.")
+    price: float = option(100.0, "Weight of the squared distance from that share, beside the divergence.")
+    hot: float = option(1.0, "Temperature of the choice at first.")
+    cold: float = bounded(0.1, POSITIVE, "Temperature of the choice at last.")
+    seed: int = option(0, "Random seed of the initial gate, its noise and the order of texts.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,7 +193,7 @@ KINDS = {
     "write-gate": Kind(
         """Train a gate that decides which tokens MODEL need not store, on text FILES, for the policy write-gate.
 
-        MODEL is read in floating point and does not change. Interrupt it with Ctrl-C: the same command continues.""",
+        MODEL is read in floating point and does not change.""",
         from_pieces(WriteGateTrainee, WriteGateRecipe),
         "The gate is ready: --cache-policy write-gate:gate={out}",
         (TextFiles(), WriteGateRecipe()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.training.bounds import NON_NEGATIVE, Bounded, bounded
+from decodery.training.kind import NON_NEGATIVE, Bounded, bounded
 
 
 @dataclass(frozen=True)
