@@ -45,7 +45,7 @@ class Second(First):
     names: tuple[str, ...] = field(default=("a", "b"), metadata={"option": "--name"})
     files: tuple[Path, ...] = field(default=(), metadata={"argument": True})
     reset: bool = True
-    plain: bool = field(default=True, metadata={"option": "--no-plain"})
+    plain: bool = field(default=True, metadata={"option": "--no-plain", "help": "Write as it is."})
 
 
 def parameters(settings: tuple[Any, ...], without: tuple[str, ...]) -> list[click.Parameter]:
@@ -63,12 +63,13 @@ def read(*arguments: str) -> tuple[Any, ...]:
     return given(settings, found)
 
 
-def test_help_is_what_docstrings_say_of_attributes() -> None:
+def test_help_is_what_fields_and_docstrings_say_of_attributes() -> None:
     said = descriptions(Second)
     assert said["bits"] == "Bits of a weight, at most eight." and said["low"] == "An edge."
     assert said["high"] == "The upper edge." and "seed" not in said
     options = {each.name: each for each in parameters((First(), Second()), ("low",)) if isinstance(each, click.Option)}
     assert options["seed"].help == "Random seed." and "low" not in options
+    assert options["plain"].help == "Write as it is."
     assert options["layers"].show_default == "1/2" and not options["high"].show_default
 
 
