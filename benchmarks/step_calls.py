@@ -2,9 +2,11 @@
 
     python benchmarks/step_calls.py [--model smollm2] [--texts 1 4 16 64] [--out benchmarks/results/step-calls.json]
 
-Every text writes greedily, with top-p, or with the drafter `auto`. Calls are those that `sys.setprofile` reports, on
-average over some steps. The time beside the pass is that of the stepping thread in `Engine.step` less what layers and
-head take, as `time.thread_time` has it, the least of several steps: other programs on the machine can only add to it.
+Every text writes greedily, also under a memory limit as a server has and with log-probabilities, with top-p, with the
+drafter `auto`, or under a cache policy, which takes each text out of the arrays. Calls are those that `sys.setprofile`
+reports, on average over some steps. The time beside the pass is that of the stepping thread in `Engine.step` less what
+layers and head take, as `time.thread_time` has it, the least of several steps: other programs on the machine can only
+add to it.
 Of `auto` there are steps in which it looks for drafts, whose price it can always pay here, and steps in which it finds
 that no draft is affordable; all others are steps of plain decoding.
 Where one native call takes the whole step, its choice of tokens is made once more to tell it from the pass. Set
@@ -27,16 +29,21 @@ from decodery.core.native.kernels import library
 from decodery.core.native.structs import ArrayStepStruct, SamplingStruct
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto_text import AutoBatch
 from decodery_benchmarks.results import write_result
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
+    "greedy, limited": {},
+    "log-probabilities": {"logprobs": 1},
     "top-p": {"sampler": Sampler.from_settings(temperature=0.8, top_p=0.95)},
     "auto": {"drafter": "auto"},
     "auto, none affordable": {"drafter": "auto"},
+    "quest": {"cache_policy": "quest"},
 }
+LIMITS = {"greedy, limited": Limits(cache_bytes=4 << 30)}
 CREDIT = {"auto": 1e6, "auto, none affordable": -1e6}
 """What drafts may lose."""
 PASSES = ("decodery_layers", "decodery_head", "decodery_step")
@@ -75,9 +82,9 @@ class Timed:
         return thread_time() - begin
 
 
-def started(model: Any, texts: int, settings: dict[str, Any], length: int) -> Engine:
-    """An engine whose texts have all read their prompts."""
-    engine = Engine(model)
+def started(model: Any, texts: int, name: str, length: int) -> Engine:
+    """An engine whose texts of a setting have all read their prompts."""
+    engine, settings = Engine(model, limits=LIMITS.get(name)), SETTINGS[name]
     seqs = [
         engine.submit(Request([*PROMPT, 100 + number], max_new_tokens=length, seed=number, **settings))
         for number in range(texts)
@@ -149,9 +156,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     model, rows = decodery.load(given.model).model, []
-    for name, settings in SETTINGS.items():
+    for name in SETTINGS:
         for texts in given.texts:
-            engine = started(model, texts, settings, 4000)
+            engine = started(model, texts, name, 4000)
             seconds, passes = beside(engine, given.steps, CREDIT.get(name))
             row = {"setting": name, "texts": texts, "calls": round(calls(engine, given.steps, CREDIT.get(name)), 1)}
             row |= {"beside_us": round(1e6 * seconds, 1), "pass_us": round(1e6 * passes, 1)}
