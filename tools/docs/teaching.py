@@ -12,7 +12,7 @@ from decodery.cli.train import SECTIONS as COMMANDS
 from decodery.training.held_out import CONTROL, FALLING
 
 _COMMAND = "python benchmarks/trained_kinds.py --out benchmarks/results/trained-kinds.json"
-_FIGURES = ("auroc", "unexplained variance", "more than without")
+_FIGURES = ("auroc", "accuracy", "unexplained variance", "more than without")
 """Figures whose interval is called no more than "interval"."""
 
 
@@ -36,7 +36,7 @@ def _row(kind: str, row: Mapping[str, Any] | None) -> list[str]:
     if row is None or "printed" not in row:
         why = "no time was left" if row is None else row["not run"]
         return [f"`{kind}`", f"not run: {why}", *[""] * 6]
-    printed, hours = row["printed"], f"{row['processor hours']:.3f}"
+    printed, hours = row["printed"], f"{row['processor hours']:.3f}" + (", older" if "older" in row else "")
     name, interval = _figure(printed)
     if not name:
         plain = ", ".join(f"{each} {_said(value)}" for each, value in printed.items() if isinstance(value, int | float))
