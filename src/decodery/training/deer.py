@@ -19,19 +19,18 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.models.batch import Segment
 from decodery.models.loaders.drafts import DESCRIPTION
-from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.store import Progress
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Kept, Weights
 
 from .corpus import Corpus, TrainingText
-from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
-from .draft import DraftSettings, check_target, temper, write_draft
+from .cut import DraftShape, cut_draft, keep_tokens, quantized
+from .draft import DraftSettings, DraftTraining, check_target, write_draft
 from .held_out import HeldOut, Measured
 from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
 from .kind_data import OwnTexts, own_texts
-from .loop import History, TrainingPlan, batches, train
-from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions, training_batch
+from .loop import History, TrainingPlan, batches
+from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions
 
 _Judged = tuple[TrainingBatch, np.ndarray, np.ndarray]
 _JUDGED = 24
@@ -160,16 +159,12 @@ def with_mask(draft: Transformer, block: int) -> Transformer:
     return Transformer(config, Weights(table, old.layers, old.norm, Dense(table), kept))
 
 
-class _DEERTraining:
+class _DEERTraining(DraftTraining):
     """What both stages share: the drafter, how it is taught and what it is judged by."""
 
     def __init__(self, draft: Transformer, corpus: Corpus, recipe: DeerRecipe, progress: Progress) -> None:
-        self.draft, self.corpus, self.recipe, self.progress = draft, corpus, recipe, progress
         assert draft.weights.kept is not None and draft.config.mask_id is not None
-        self.kept, self.mask = draft.weights.kept, draft.config.mask_id
-        # The two tokens that are no text are not targets of the loss.
-        self.place = np.full(draft.vocab_size, -1)
-        self.place[self.kept.ids[:-2].cpu().numpy()] = np.arange(len(self.kept.ids) - 2)
+        self.corpus, self.recipe, self.mask = corpus, recipe, draft.config.mask_id
         numbers, held = corpus.split()
         self.learned = [number for number in numbers if len(places_of(corpus[number], 2))]
         whole = [corpus[number] for number in held if len(places_of(corpus[number], recipe.block))][:48]
@@ -178,33 +173,27 @@ class _DEERTraining:
                 f"{corpus.folder} holds too few texts of more than {recipe.block} tokens to learn from and to hold "
                 "some out: write more, or longer ones"
             )
+        # The two tokens that are no text are not targets of the loss.
+        super().__init__(draft, draft.weights.kept.ids[:-2], whole, progress)
         self.held = HeldOut.of([self._judged(text) for text in whole])
-        temper(draft, training_batch(whole, self.kept, self.place))
-        self.parameters = parameters(draft)
-        self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
 
     def run(self, stage: int, epochs: float, lr: float, out: Path, facts: dict[str, object]) -> History:
         recipe = self.recipe
         batch = batches(len(self.learned), recipe.batch, recipe.seed + stage)
 
-        def loss(step: int) -> torch.Tensor:
+        def taught(step: int) -> TrainingBatch:
             random = np.random.default_rng([recipe.seed, stage, step])
             texts = [self.corpus[self.learned[number]] for number in batch(step)]
             parts = [blocks_after(text, drawn(text, recipe, stage, random), self.mask) for text in texts]
-            taught = of_parts(parts, self.kept, self.place)
-            with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
-                return distance(predictions(self.draft, taught), taught)
+            return of_parts(parts, self.kept, self.place)
 
-        return train(
-            self.parameters,
-            loss,
+        return self.stage(
+            ("learning to continue texts", "refining what follows them")[stage - 1],
+            taught,
+            lambda: self.figures(self.held.choosing),
             TrainingPlan(max(1, round(epochs * len(self.learned) / recipe.batch)), lr=lr, validate_every=50),
             out,
-            validate=lambda: self.figures(self.held.choosing),
-            metric="cross_entropy",
-            settings={**facts, "stage": stage, "recipe": asdict(recipe), "corpus": self.corpus.facts},
-            progress=self.progress,
-            what=("learning to continue texts", "refining what follows them")[stage - 1],
+            {**facts, "stage": stage, "recipe": asdict(recipe), "corpus": self.corpus.facts},
         )
 
     def measured(self) -> Measured:

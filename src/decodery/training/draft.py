@@ -7,7 +7,7 @@ head, and every matrix begins as a part of the target's, because minutes are too
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from decodery.models.loaders.dtype import choose_dtype
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress, replacing, silent, write_text
 from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Kept
 
 from .card import check_folder
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
@@ -85,77 +84,79 @@ def train_draft(
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = cut_draft(model, shape, kept)
     known = HeldOut.of([corpus[number] for number in held[:64]])
-    training_run = _DraftTraining(draft, kept, known.choosing, batch, seed, progress)
-    before = training_run.measured(draft, known)
+    student = DraftTraining(draft, kept.ids, known.choosing, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
+
+    def measured(of: Transformer) -> Measured:
+        """What a draft comes to on texts that chose nothing."""
+        assert of.weights.kept is not None
+        place, own = student.place, of.weights.kept
+        return known.measured(
+            lambda texts: judged(of, training_batch(texts, own, place)), "agreement", lambda text: text.taught
+        )
+
+    def stage(what: str, texts: Corpus, numbers: Sequence[int], plan: TrainingPlan, folder: str) -> None:
+        order = batches(len(numbers), batch, seed)
+        student.stage(
+            what,
+            lambda step: training_batch([texts[numbers[each]] for each in order(step)], kept, student.place),
+            lambda: judged(draft, student.validation),
+            plan,
+            out / "training" / folder,
+            {**facts, "corpus": texts.facts, "texts": len(numbers), "batch": batch, "seed": seed},
+        )
+
+    before = measured(draft)
     if pretraining is not None:
         numbers, _ = pretraining.split()
-        once = TrainingPlan(max(1, len(numbers) // batch), lr=2e-3)
-        training_run.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
+        stage("pre-training", pretraining, numbers, TrainingPlan(max(1, len(numbers) // batch), lr=2e-3), "text")
         facts["pretraining"] = pretraining.facts
-    plan = plan or TrainingPlan(max(1, round(epochs * len(learned) / batch)))
-    training_run.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
+    stage("aligning", corpus, learned, plan or TrainingPlan(max(1, round(epochs * len(learned) / batch))), "alignment")
     finished = quantized(draft)
-    assert finished.weights.kept is not None
-    report = known.report(training_run.measured(finished, known), {"untrained": before})
+    report = known.report(measured(finished), {"untrained": before})
     write_draft(finished, target, out)
     return report
 
 
-class _DraftTraining:
-    """What the stages of a training share: the draft, how it is taught and what it is judged by."""
+class DraftTraining:
+    """A draft that is taught in stages.
+
+    Attributes:
+        place: [vocab], the output of a token, -1 for those without.
+        validation: What held-out texts teach.
+    """
 
     def __init__(
-        self, draft: Transformer, kept: Kept, held: Sequence[TrainingText], batch: int, seed: int, progress: Progress
+        self, draft: Transformer, outputs: torch.Tensor, held: Sequence[TrainingText], progress: Progress
     ) -> None:
-        self.draft, self.kept = draft, kept
-        self.batch, self.seed, self.progress = batch, seed, progress
+        assert draft.weights.kept is not None
+        self.draft, self.kept, self.progress = draft, draft.weights.kept, progress
         self.place = np.full(draft.vocab_size, -1)
-        self.place[kept.ids.cpu().numpy()] = np.arange(len(kept.ids))
-        self.validation = training_batch(held, kept, self.place)
+        self.place[outputs.cpu().numpy()] = np.arange(len(outputs))
+        self.validation = training_batch(held, self.kept, self.place)
         temper(draft, self.validation)
         self.parameters = parameters(draft)
         # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
 
-    def measured(self, draft: Transformer, known: HeldOut[TrainingText]) -> Measured:
-        """What a draft comes to on texts that chose nothing."""
-        kept = draft.weights.kept
-        assert kept is not None
-        return known.measured(
-            lambda texts: judged(draft, training_batch(texts, kept, self.place)),
-            "agreement",
-            lambda text: text.taught,
-        )
-
-    def run(
+    def stage(
         self,
         what: str,
-        corpus: Corpus,
-        numbers: Sequence[int],
+        taught: Callable[[int], TrainingBatch],
+        validate: Callable[[], Mapping[str, float]],
         plan: TrainingPlan,
         out: Path,
-        facts: Mapping[str, object],
+        settings: Mapping[str, object],
     ) -> History:
-        batch = batches(len(numbers), self.batch, self.seed)
+        """Let the draft learn what is taught in each step, and leave it as it was best."""
 
         def loss(step: int) -> torch.Tensor:
-            taught = training_batch([corpus[numbers[each]] for each in batch(step)], self.kept, self.place)
+            batch = taught(step)
             with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
-                return distance(predictions(self.draft, taught), taught)
+                return distance(predictions(self.draft, batch), batch)
 
-        settings = {**facts, "corpus": corpus.facts, "texts": len(numbers), "batch": self.batch, "seed": self.seed}
-        return train(
-            self.parameters,
-            loss,
-            plan,
-            out,
-            validate=lambda: judged(self.draft, self.validation),
-            metric="cross_entropy",
-            settings=settings,
-            progress=self.progress,
-            what=what,
-        )
+        how: dict[str, Any] = {"settings": settings, "progress": self.progress, "what": what}
+        return train(self.parameters, loss, plan, out, validate=validate, metric="cross_entropy", **how)
 
 
 def temper(draft: Transformer, taught: TrainingBatch) -> None:

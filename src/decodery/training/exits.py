@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from decodery.models.trained.exits import ExitHeads, agreeing, unit
 from .corpus import Corpus
 from .features import FeatureStore
 from .held_out import HeldOut
-from .loop import TrainingPlan, batches, train
+from .loop import History, TrainingPlan, batches, train
 from .tensors import float_tensor
 
 HELD = 10
@@ -101,6 +102,39 @@ class ExitTexts:
         text = self.corpus[number]
         return range(max(text.written - 1, 0), len(text.tokens) - 1)
 
+    def train(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        loss: Callable[[Sequence[int]], torch.Tensor],
+        out: Path,
+        *,
+        epochs: float,
+        batch: int,
+        lr: float,
+        validations: int = 4,
+        seed: int = 0,
+        share: float = 1.0,
+        **more: Any,
+    ) -> History:
+        """Let parameters learn from these texts, by a loss of the texts of some numbers.
+
+        Args:
+            validations: How often it is validated.
+            share: What the loss that validation prints is multiplied by.
+            more: What else `loop.train` is given.
+        """
+        chosen = batches(len(self.learned), batch, seed)
+        steps = max(1, round(epochs * len(self.learned) / batch))
+        return train(
+            parameters,
+            lambda step: loss([self.learned[number] for number in chosen(step)]),
+            TrainingPlan(steps, lr=lr, validate_every=max(1, steps // validations)),
+            out,
+            validate=lambda: {"cross_entropy": float(loss(self.known.choosing)) * share},
+            metric="cross_entropy",
+            **more,
+        )
+
     def said(self, numbers: Sequence[int], heads: ExitHeads | None, progress: Progress) -> dict[int, torch.Tensor]:
         """By number, what is found most likely at the checks of these texts, see `ExitChecks.said`."""
         found: dict[int, torch.Tensor] = {}
@@ -131,24 +165,9 @@ def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple
         found = states @ classifier[:-1] + classifier[-1]
         return binary_cross_entropy_with_logits(found, right.float(), weight=balance[right.long()])
 
-    def validate() -> dict[str, float]:
-        return {"cross_entropy": float(loss(reading.known.choosing))}
-
-    epochs, batch = 20, 8
-    chosen = batches(len(reading.learned), batch, 0)
-    train(
-        {"classifier": classifier},
-        lambda step: loss([reading.learned[number] for number in chosen(step)]),
-        TrainingPlan(
-            steps := max(1, epochs * len(reading.learned) // batch), lr=3e-3, validate_every=max(1, steps // 10)
-        ),
-        out,
-        validate=validate,
-        metric="cross_entropy",
-        settings={"corpus": reading.corpus.facts, "every": reading.checks.every},
-        progress=progress,
-        what="training a classifier",
-    )
+    settings = {"corpus": reading.corpus.facts, "every": reading.checks.every}
+    how: dict[str, Any] = {"settings": settings, "progress": progress, "what": "training a classifier"}
+    reading.train({"classifier": classifier}, loss, out, epochs=20, batch=8, lr=3e-3, validations=10, **how)
     found, tested = classifier.detach(), reading.known.tested
     sure = torch.cat([agreeing(reading[number].states, found).flatten() for number in tested]) >= 0.5
     right = torch.cat([agrees[number].flatten() for number in tested])

@@ -19,8 +19,7 @@ from decodery.models.protocol import is_open
 from decodery.scorers.published_reward import PublishedReward
 
 from .ranking import logistic
-from .reward_head import reported
-from .tensors import float_tensor
+from .reward_head import StepExamples, check_rewards, labels_of_steps
 from .value import states_of
 
 HEAD, BACKBONE, WEIGHTS = "score.safetensors", "backbone.safetensors", "model.safetensors"
@@ -53,44 +52,32 @@ def train_published_prm(
     model = loaded.model
     if not is_open(model):
         raise UnsupportedModel("this model gives no hidden states: load it in a form that this package runs")
-    if any(not 0 <= value <= 1 for _, _, reward, steps in judged for value in (reward, *(steps or ()))):
-        raise SettingsError("a process reward model learns rewards and labels from 0 to 1: scale those of the texts")
+    check_rewards((reward, labels) for _, _, reward, labels in judged)
     config = _described(source)
     if out.exists() and any(out.iterdir()):
         raise SettingsError(f"{out} is not empty: name a new folder")
     form = PublishedReward("token-classification", None, "last", loaded)
     prompts = list(dict.fromkeys(prompt for prompt, *_ in judged))
     held = set(prompts[::_HELD_OUT])
-    states: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-    labels: tuple[list[float], list[float]] = [], []
-    asked, places = list[str](), list[int]()
+    learned, tested = StepExamples(), StepExamples()
     for number, (prompt, text, reward, steps) in enumerate(judged):
         tokens, rows = form.rows(prompt, text)
-        wanted = [reward] * len(rows) if steps is None else list(steps)
-        if len(wanted) != len(rows):
-            raise SettingsError(
-                f"a text has {len(rows)} steps between blank lines and {len(wanted)} labels: label steps that blank "
-                "lines separate"
-            )
-        part = prompt in held
+        more = "label steps that blank lines separate"
+        wanted = labels_of_steps(reward, steps, len(rows), "between blank lines", more)
         found = states_of(model, (), tokens, model.config.num_layers)[rows]
-        states[part].append(model.final_norm(found.to(model.dtype)).float().cpu())
-        labels[part].extend(wanted)
-        if part:
-            asked += [prompt] * len(rows)
-            places += rows
+        normed = model.final_norm(found.to(model.dtype)).float().cpu()
+        (tested if prompt in held else learned).add(normed, wanted, rows, prompt)
         progress("reading texts", number + 1, len(judged))
-    if not labels[1] or any(len(set(each)) < 2 for each in labels):
+    if not tested.labels or any(len(set(each.labels)) < 2 for each in (learned, tested)):
         raise SettingsError("the steps to learn from or to validate with all have one label: give more prompts")
-    learned, known = torch.cat(states[0]), float_tensor(labels[0])
-    weight, bias = _fitted(learned, known, ridge)
-    tested, truth = torch.cat(states[1]), float_tensor(labels[1])
+    states, known = learned.joined
+    weight, bias = _fitted(states, known, ridge)
     mixed = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0), device="cpu")]
-    control, _ = _fitted(learned, mixed, ridge)
-    logits, mean = tested @ weight + bias, float(known.mean())
+    control, _ = _fitted(states, mixed, ridge)
+    seen, _ = tested.joined
     values = {
         "tested on": f"{len(held)} prompts that chose nothing",
-        **reported(logits, tested @ control, truth, mean, places, asked),
+        **tested.reported(seen @ weight + bias, seen @ control, float(known.mean())),
     }
     _write(source, out, config, weight, bias)
     return values

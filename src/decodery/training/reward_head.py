@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from decodery.core.errors import SettingsError
 from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
 from decodery.scorers.process_reward import ProcessHead
@@ -18,7 +19,7 @@ from decodery.scorers.process_reward import ProcessHead
 from .evaluation import figures
 from .held_out import CONTROL
 from .loop import TrainingPlan, batches, train
-from .tensors import normal, zeros
+from .tensors import float_tensor, normal, zeros
 
 PRM = "process-reward.safetensors"
 
@@ -71,29 +72,58 @@ def fitted(
     return head, head.logits(held[0]).numpy(), costs
 
 
-def reported(
-    logits: torch.Tensor,
-    control: torch.Tensor,
-    truth: torch.Tensor,
-    mean: float,
-    places: Sequence[int],
-    prompts: Sequence[str],
-) -> dict[str, Any]:
-    """How well a head tells beginnings that go wrong, beside what it is compared with.
+@dataclass
+class StepExamples:
+    """The ends of steps: states [n, hidden] there, labels, how long the texts are until then, and prompts."""
 
-    Args:
-        logits: [n] of held-out beginnings.
-        control: [n] those of the same training on shuffled rewards.
-        truth: [n] their rewards.
-    """
-    wrong, constant = (truth <= 0.5).tolist(), torch.full_like(truth, mean).logit()
-    cost = {"cross_entropy": round(float(binary_cross_entropy_with_logits(constant, truth)), 4)}
-    return {
-        **figures((-logits).tolist(), wrong, prompts),
-        "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
-        "baselines": {"length": figures(places, wrong, prompts), "always the mean": cost},
-        CONTROL: figures((-control).tolist(), wrong, prompts),
-    }
+    states: list[torch.Tensor] = field(default_factory=list)
+    labels: list[float] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    prompts: list[str] = field(default_factory=list)
+
+    def add(self, states: torch.Tensor, labels: Sequence[float], places: Sequence[int], prompt: str) -> None:
+        """Those of a text."""
+        self.states.append(states)
+        self.labels.extend(labels)
+        self.places.extend(places)
+        self.prompts.extend([prompt] * len(places))
+
+    @property
+    def joined(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """[n, hidden] states and [n] labels."""
+        return torch.cat(self.states), float_tensor(self.labels)
+
+    def reported(self, logits: torch.Tensor, control: torch.Tensor, mean: float) -> dict[str, Any]:
+        """How well a head tells beginnings that go wrong, beside what it is compared with.
+
+        Args:
+            logits: [n] of these beginnings.
+            control: [n] those of the same training on shuffled rewards.
+            mean: Of the rewards that it learned from.
+        """
+        truth = float_tensor(self.labels)
+        wrong, constant = (truth <= 0.5).tolist(), torch.full_like(truth, mean).logit()
+        cost = {"cross_entropy": round(float(binary_cross_entropy_with_logits(constant, truth)), 4)}
+        return {
+            **figures((-logits).tolist(), wrong, self.prompts),
+            "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
+            "baselines": {"length": figures(self.places, wrong, self.prompts), "always the mean": cost},
+            CONTROL: figures((-control).tolist(), wrong, self.prompts),
+        }
+
+
+def labels_of_steps(reward: float, labels: Sequence[float] | None, steps: int, which: str, more: str) -> list[float]:
+    """The labels of the steps of a text: its own, or its reward for each. Others than so many are refused."""
+    found = [reward] * steps if labels is None else list(labels)
+    if len(found) != steps:
+        raise SettingsError(f"a text has {steps} steps {which} and {len(found)} labels: {more}")
+    return found
+
+
+def check_rewards(judged: Iterable[tuple[float, Sequence[float] | None]]) -> None:
+    """Raise SettingsError where a reward, or the label of a step, is not from 0 to 1."""
+    if any(not 0 <= value <= 1 for reward, labels in judged for value in (reward, *(labels or ()))):
+        raise SettingsError("a process reward model learns rewards and labels from 0 to 1: scale those of the texts")
 
 
 def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:

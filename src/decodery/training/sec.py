@@ -27,7 +27,7 @@ from .exits import ExitChecks, ExitTexts, Places
 from .held_out import Measured
 from .kind import COUNT, Bounded, Kind, Run, bounded, option
 from .kind_data import CutFiles, cut_texts, validation
-from .loop import History, TrainingPlan, batches, train
+from .loop import History
 from .tensors import int_tensor, normal, zeros
 
 _CLASSIFIER_EPOCHS, _CLASSIFIER_LR = 5, 1e-3
@@ -135,24 +135,16 @@ def _train_heads(
             total = total + cross_entropy(project(corrected).float(), wanted, reduction="sum") / max(1, len(wanted))
         return total
 
-    def validate() -> dict[str, float]:
-        return {"cross_entropy": float(loss(reading.known.choosing)) / count}
-
-    chosen = batches(len(reading.learned), recipe.batch, recipe.seed)
-    steps = max(1, round(recipe.epochs * len(reading.learned) / recipe.batch))
-    history = train(
-        learned,
-        lambda step: loss([reading.learned[number] for number in chosen(step)]),
-        TrainingPlan(steps, lr=recipe.lr, validate_every=max(1, steps // 4)),
-        out,
-        validate=validate,
-        metric="cross_entropy",
-        settings={"recipe": asdict(recipe), "corpus": reading.corpus.facts},
-        progress=progress,
-        what="training heads",
-    )
+    how = _settings(reading, recipe, progress, "training heads")
+    history = reading.train(learned, loss, out, epochs=recipe.epochs, lr=recipe.lr, share=1 / count, **how)
     nothing = zeros(3, hidden)
     return ExitHeads(recipe.every, nothing, learned["down"].detach(), learned["up"].detach()), history
+
+
+def _settings(reading: ExitTexts, recipe: SECRecipe, progress: Progress, what: str) -> dict[str, Any]:
+    """What both trainings have in common."""
+    made = {"recipe": asdict(recipe), "corpus": reading.corpus.facts}
+    return {"batch": recipe.batch, "seed": recipe.seed, "settings": made, "progress": progress, "what": what}
 
 
 def _outputs(
@@ -197,22 +189,8 @@ def _train_classifier(
         each = cross_entropy((states @ classifier.T).transpose(1, 2), wanted, reduction="none")
         return (each * share).sum(dim=1).mean()
 
-    def validate() -> dict[str, float]:
-        return {"cross_entropy": float(loss(reading.known.choosing))}
-
-    chosen = batches(len(reading.learned), recipe.batch, recipe.seed)
-    steps = max(1, round(_CLASSIFIER_EPOCHS * len(reading.learned) / recipe.batch))
-    train(
-        {"classifier": classifier},
-        lambda step: loss([reading.learned[number] for number in chosen(step)]),
-        TrainingPlan(steps, lr=_CLASSIFIER_LR, validate_every=max(1, steps // 4)),
-        out,
-        validate=validate,
-        metric="cross_entropy",
-        settings={"recipe": asdict(recipe), "corpus": reading.corpus.facts},
-        progress=progress,
-        what=what,
-    )
+    how = _settings(reading, recipe, progress, what)
+    reading.train({"classifier": classifier}, loss, out, epochs=_CLASSIFIER_EPOCHS, lr=_CLASSIFIER_LR, **how)
     return classifier.detach()
 
 

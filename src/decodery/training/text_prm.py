@@ -18,8 +18,7 @@ from .kind import ARGUMENT, PLAIN, Bounded, Data, Kind, Run, option
 from .loop import content
 from .published_prm import train_published_prm
 from .ranking import auc
-from .reward_head import PRM, fitted, reported
-from .tensors import float_tensor
+from .reward_head import PRM, StepExamples, check_rewards, fitted, labels_of_steps
 from .value import read_judged, read_on, read_step_labels
 
 _HELD_OUT = 10
@@ -64,17 +63,12 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
     tap = model.config.num_layers if recipe.tap is None else recipe.tap
     if not 0 <= tap <= model.config.num_layers:
         raise SettingsError(f"a layer to tap lies between 0 and {model.config.num_layers}, not {tap}")
-    if any(not 0 <= value <= 1 for each in judged for value in (each.reward, *(each.labels or ()))):
-        raise SettingsError("a process reward model learns rewards from 0 to 1: scale those of the texts")
+    check_rewards((each.reward, each.labels) for each in judged)
     groups: dict[tuple[int, ...], list[JudgedText]] = {}
     for each in judged:
         groups.setdefault(tuple(each.prompt), []).append(each)
     # What is learned, what chooses the best step, and what chooses nothing.
-    parts: tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]] = [], [], []
-    labels: tuple[list[float], list[float], list[float]] = [], [], []
-    prompts: tuple[list[str], list[str], list[str]] = [], [], []
-    places: tuple[list[int], list[int], list[int]] = [], [], []
-
+    parts = [StepExamples() for _ in range(3)]
     cache, read = model.new_cache(), tuple[int, ...]()
 
     def after(prompt: tuple[int, ...]) -> KVCache:
@@ -97,24 +91,18 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
         held = 0 if kinds[good] % _HELD_OUT != 1 else 1 + kinds[good] // _HELD_OUT % 2
         for each in texts:
             ends = step_ends(tokenizer, each.text, recipe.delimiter)
-            of_steps = [each.reward] * len(ends) if each.labels is None else each.labels
-            if len(of_steps) != len(ends):
-                raise SettingsError(
-                    f"a text has {len(ends)} steps that end with {recipe.delimiter!r} and {len(of_steps)} labels: give "
-                    "the delimiter by which its steps were labelled"
-                )
+            which, more = f"that end with {recipe.delimiter!r}", "give the delimiter by which its steps were labelled"
+            of_steps = labels_of_steps(each.reward, each.labels, len(ends), which, more)
             if ends and len(prompt) + len(each.text) <= model.config.max_positions:
-                parts[held].append(read_on(model, after(prompt).fork(), each.text, tap).float()[ends])
-                labels[held].extend(of_steps)
-                prompts[held].extend([str(number)] * len(ends))
-                places[held].extend(ends)
+                states = read_on(model, after(prompt).fork(), each.text, tap).float()[ends]
+                parts[held].add(states, of_steps, ends, str(number))
         run.progress("reading texts", number + 1, len(groups))
-    for known, name in ((labels[0], "learn from"), (labels[1], "validate with")):
-        if len(set(known)) < 2:
+    for known, name in zip(parts, ("learn from", "validate with"), strict=False):
+        if len(set(known.labels)) < 2:
             raise SettingsError(
                 f"the texts to {name} all have one reward: give more prompts with good texts and with others"
             )
-    learned, held_out = ((torch.cat(s), float_tensor(y)) for s, y in zip(parts[:2], labels[:2], strict=True))
+    learned, held_out = parts[0].joined, parts[1].joined
     settings = {"recipe": asdict(recipe), "model": model.fingerprint, "texts": content([vars(each) for each in judged])}
     how: dict[str, Any] = {"weight_decay": recipe.weight_decay, "progress": run.progress}
     head, scores, costs = fitted(model, tap, learned, held_out, recipe, run.out, settings=settings, **how)
@@ -130,13 +118,13 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
         "auc": round(auc(scores, held_out[1].numpy() > 0.5), 4),
         **costs,
     }
-    part = 2 if len({label > 0.5 for label in labels[2]}) == 2 else 1
-    states, truth = torch.cat(parts[part]), float_tensor(labels[part])
-    compared = float(learned[1].mean()), places[part], prompts[part]
-    said = "chose nothing" if part == 2 else "also chose the best step"
+    alone = len({label > 0.5 for label in parts[2].labels}) < 2
+    tested = parts[1] if alone else parts[2]
+    states, mean = tested.joined[0], float(learned[1].mean())
+    said = "also chose the best step" if alone else "chose nothing"
     facts["validation"] = {
-        "tested on": f"{len(set(prompts[part]))} prompts that {said}",
-        **reported(head.logits(states), control.logits(states), truth, *compared),
+        "tested on": f"{len(set(tested.prompts))} prompts that {said}",
+        **tested.reported(head.logits(states), control.logits(states), mean),
     }
     found = replace(head, facts=facts)
     found.save(run.out / PRM)
