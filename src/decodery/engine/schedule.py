@@ -113,14 +113,14 @@ class Schedule:
     def admits(self) -> bool:
         """Whether a task that waits may be taken in.
 
-        There is a place for it, and since all were refused tasks have come or left, or gave memory back, or those of
-        one owner have grown too large.
+        There is a place for it, and since all were refused tasks have come or left, also of those that wait, or gave
+        memory back, or those of one owner have grown too large.
         """
         if not self._waiting or len(self.runs) >= self.limits.texts:
             return False
         if self._refused is None or self._refused[0] != self.changes or (self.memory.used or 0) < self._refused[1]:
             return True
-        return self.memory.too_large(self.runs) is not None
+        return any(run.task.finished for run in self._waiting) or self.memory.too_large(self.runs) is not None
 
     @property
     def fits(self) -> bool:
@@ -238,6 +238,7 @@ class Schedule:
             self.changes += 1
         if any(run.task.finished for run in self._waiting):
             self._waiting = deque(run for run in self._waiting if not run.task.finished)
+            self.changes += 1
 
     def _ready(self, run: SchedulerEntry) -> bool:
         """Whether it need not wait for another text to read the prompt they share."""

@@ -140,3 +140,18 @@ def test_an_owner_that_grows_too_large_makes_room_for_others() -> None:
         held = budget.by_owner(engine._schedule.runs).values()
         assert max(held, default=0) <= (0.75 * TEXTS * 130 + 16 * TEXTS) * SLOT
     assert engine.preemptions
+
+
+def test_who_waits_comes_in_once_the_one_before_is_cancelled() -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=4 * 220 * SLOT))
+    texts = [engine.submit(Request([5] * (33 + number), max_new_tokens=400, seed=number)) for number in range(4)]
+    while any(text.position < 4 for text in texts):
+        engine.step()
+    large, small = (engine.submit(Request([9] * length, max_new_tokens=2)) for length in (800, 20))
+    for _ in range(4):
+        engine.step()
+    assert not small.position, "the larger one comes first, and there is no memory for it"
+    large.cancel()
+    for _ in range(8):
+        engine.step()
+    assert small.finish_reason == "length" and not any(text.finished for text in texts) and not engine.waiting

@@ -137,6 +137,11 @@ def test_pools_on_a_device_grow_by_halves_and_take_no_limit_whole(monkeypatch: p
         assert one.generation <= 14
         one.take(200)
         assert one.data.shape[1] == 3996, "the limit, but for what the other pool has"
+        limit.pools["one"] = one
+        before = other.generation
+        for _ in range(100):
+            other.take(1)
+        assert other.generation < before + 12, "what the other pool left is nothing, and it moves by halves even so"
 
 
 @pytest.mark.parametrize("room", [5500, 3400])

@@ -370,11 +370,11 @@ class TensorPool(PagePool):
         held = self.data.shape[1]
         if pages <= held:
             return
-        room = max(pages, held + held // 2, _first(self.device) // self.page_bytes)
+        room = max(pages, held + held // 2, min(_first(self.device) // self.page_bytes, self.most // 8))
         if self.limit is not None and 4 * room > self.most:
             # What moves lies there twice: later there would be no room beside it for all that the limit allows.
             others = sum(each.data.shape[1] * each.page_bytes for each in self._others())
-            room = max(pages, (self.limit.most - others) // self.page_bytes)
+            room = max(room, (self.limit.most - others) // self.page_bytes)
         try:
             wider = self._zeros(min(room, self.most))
         except OutOfMemory:
