@@ -48,7 +48,8 @@ class FreeDave(DiffusionDecoder):
 
     @property
     def states(self) -> int:
-        return self.drafts
+        # There are no more drafts than open positions.
+        return min(self.drafts, self.block or self.drafts)
 
     def fill(self, run: Run) -> ForwardCoroutine[None]:
         require_repeatable(run, "freedave")

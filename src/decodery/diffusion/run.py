@@ -259,7 +259,10 @@ class Run:
         wide = min(block * self.method.blocks_at_once, length)
         copies = 1 + bool(self.method.guidance) + self.method.tempered
         row = copies * self.model.vocab_size * max(self.model.dtype.itemsize, torch.float32.itemsize)
-        return max(states * wide, self._widest) * row + self._earlier.due(len(self.canvas), wide, states)
+        # A cache that also serves models whose rows see no later block computes all rows after it where they do.
+        onward = self.cache is not None and self.cache.causal and not self.model.config.block_length
+        computed = length if onward else wide
+        return max(states * wide, self._widest) * row + self._earlier.due(len(self.canvas), computed, states)
 
     def give_back(self) -> bool:
         """See `Recoverable`: drop all keys and values, unless a pass over several states shares them."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
+from decodery.core.topk import softmax_sums, topk
 from decodery.models.hooks import Tap
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
@@ -108,7 +109,11 @@ def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[Token
     found: list[TokenLogprob] = []
     for first in range(0, len(tokens), _TOGETHER):
         here = tokens[first : first + _TOGETHER]
-        rows = torch.log_softmax(logits[first : first + len(here)].float(), dim=-1)
+        rows = logits[first : first + len(here)].float()
+        if rows.device.type == "cpu":
+            found += _on_host(rows, here, top)
+            continue
+        rows = torch.log_softmax(rows, dim=-1)
         values, ids = rows.topk(min(top, rows.shape[-1]))
         of_tokens = rows.gather(1, torch.tensor(here, dtype=torch.int64, device=rows.device)[:, None])
         # One copy from a device: ids are exact in float32, too.
@@ -116,4 +121,15 @@ def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[Token
         for token, (own, *others) in zip(here, copied, strict=True):
             near = [int(each) for each in others[values.shape[1] :]]
             found.append(TokenLogprob(token, own, list(zip(near, others, strict=False))))
+    return found
+
+
+def _on_host(rows: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
+    """The same of rows on the CPU, by native sweeps."""
+    ids, values = topk(rows, max(top, 1))
+    found = []
+    for number, (token, near, high) in enumerate(zip(tokens, ids.tolist(), values.tolist(), strict=True)):
+        total = high[0] - softmax_sums(rows, number, near[0])[0]
+        likely = [(other, value - total) for other, value in zip(near[:top], high, strict=False)]
+        found.append(TokenLogprob(token, float(rows[number, token]) - total, likely))
     return found

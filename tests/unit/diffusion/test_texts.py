@@ -96,6 +96,15 @@ def test_a_pass_over_several_states_takes_what_is_announced(spec: str) -> None:
     )
 
 
+@pytest.mark.parametrize("spec", [SEVERAL[1], SEVERAL[4]])
+def test_states_that_compute_all_rows_after_a_block_take_what_is_announced(spec: str) -> None:
+    model = denoiser()
+    found = passes_of(Run(model, Canvas.of(model, PROMPT, 120), named(spec)))
+    assert all(took <= announced for took, announced in found)
+    drafts = Run(model, Canvas.of(model, PROMPT, 24), named("freedave:drafts=32,block=4"))
+    assert max(announced for _, announced in passes_of(drafts)) < 8 * 4 * 4 * (MASK + 1) * 8
+
+
 @pytest.mark.parametrize("spec", [SEVERAL[0], SEVERAL[3]])
 def test_a_pass_that_is_announced_as_one_over_one_state_shows(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, method = denoiser(), named(spec)
