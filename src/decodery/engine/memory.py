@@ -91,16 +91,15 @@ class MemoryBudget:
         if self.limit is None:
             return
         stored = [cache for run in runs if _holds_beside(run) for cache in caches(run)]
-        if self._prefixes is not None:
-            stored += self._prefixes.with_states
-        self.limit.beside = resident_beside(stored) + _beside(runs)
+        kept = {} if self._prefixes is None else self._prefixes.states
+        self.limit.beside = resident_beside(stored, kept) + _beside(runs)
         self._counted = runs
 
     def _give_back(self) -> bool:
         """Free some of what is kept for later texts; False where nothing is."""
         if self._prefixes is None:
             return False
-        states = bool(self._prefixes.with_states)
+        states = bool(self._prefixes.states)
         found = self._prefixes.evict()
         if states:
             self.count(self._counted)

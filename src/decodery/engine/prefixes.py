@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from weakref import ref
 
 import numpy as np
 
-from decodery.models.cache.account import resident_beside
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.own_caches import bare
 from decodery.models.cache.page_pool import SLOTS, PagePool
@@ -38,6 +37,7 @@ class PrefixCache:
     Args:
         most: Bytes kept at most; what was used least recently goes first.
         asked, found: Tokens of the prompts that were looked up, and those of them that were there.
+        states: Bytes of the recurrent states that are kept beside pages, by their ids.
     """
 
     def __init__(self, most: int) -> None:
@@ -46,7 +46,9 @@ class PrefixCache:
         self._model: ref[Reader] | None = None
         self._holders: dict[PagePool, np.ndarray] = {}
         self._entries: OrderedDict[_Entry, None] = OrderedDict()
-        self._stateful: dict[_Entry, None] = {}
+        self._stateful: dict[_Entry, list[int]] = {}
+        self._state_holders = Counter[int]()
+        self.states: dict[int, int] = {}
         self._by_chain: dict[bytes, dict[_Entry, None]] = {}
 
     def __len__(self) -> int:
@@ -55,17 +57,12 @@ class PrefixCache:
     @property
     def bytes(self) -> int:
         """Bytes of pages and recurrent states; what several texts share counts once."""
-        return self._pages + resident_beside(self.with_states)
+        return self._pages + sum(self.states.values())
 
     @property
     def caches(self) -> list[KVCache]:
         """All that is kept."""
         return [entry.cache for entry in self._entries]
-
-    @property
-    def with_states(self) -> list[KVCache]:
-        """What is kept with recurrent states beside pages."""
-        return [entry.cache for entry in self._stateful]
 
     def serves(self, model: Reader) -> bool:
         """Whether what is kept is this model's; an empty cache becomes that of the first one which asks.
@@ -119,11 +116,14 @@ class PrefixCache:
         if kept.states.known:
             # Spare memory of the model is counted with the texts in progress.
             kept.states.memory = None
-            self._stateful[entry] = None
+            held = kept.states.held
+            self._stateful[entry] = [*held]
+            self._state_holders.update(held.keys())
+            self.states |= held
         pool, pages = kept.pages.pool, kept.pages.held
-        held = self._holders.setdefault(pool, np.zeros(pool.most, dtype=np.int32))
-        held[pages] += 1
-        self._pages += int((held[pages] == 1).sum()) * pool.page_bytes
+        holders = self._holders.setdefault(pool, np.zeros(pool.most, dtype=np.int32))
+        holders[pages] += 1
+        self._pages += int((holders[pages] == 1).sum()) * pool.page_bytes
         for name in chain:
             self._by_chain.setdefault(name, {})[entry] = None
         while self.bytes > self.most and self.evict():
@@ -143,7 +143,10 @@ class PrefixCache:
 
     def _remove(self, entry: _Entry) -> None:
         del self._entries[entry]
-        self._stateful.pop(entry, None)
+        for state in self._stateful.pop(entry, ()):
+            self._state_holders[state] -= 1
+            if not self._state_holders[state]:
+                del self._state_holders[state], self.states[state]
         for name in entry.chain:
             del self._by_chain[name][entry]
             if not self._by_chain[name]:

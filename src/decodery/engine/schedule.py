@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _READERS = 4
 """Texts that read get one row in so many, however many texts write."""
+_SELDOM = 8
+"""Times that steps ask for tasks which wait, of which one looks at what each owner holds."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Schedule:
         self._preempted: set[int] = set()
         self._made_room = False
         self._refused: tuple[int, int] | None = None
+        self._asked = 0
 
     @property
     def texts(self) -> list[Sequence]:
@@ -120,7 +123,11 @@ class Schedule:
             return False
         if self._refused is None or self._refused[0] != self.changes or (self.memory.used or 0) < self._refused[1]:
             return True
-        return any(run.task.finished for run in self._waiting) or self.memory.too_large(self.runs) is not None
+        if any(run.task.finished for run in self._waiting):
+            return True
+        # What each owner holds takes longer than a step.
+        self._asked += 1
+        return self._asked % _SELDOM == 0 and self.memory.too_large(self.runs) is not None
 
     @property
     def fits(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from . import pages
@@ -22,12 +22,18 @@ def resident(caches: Iterable[KVCache]) -> int:
     return pages.resident((*(cache.pages for cache in every), *beside)) + resident_beside(every)
 
 
-def resident_beside(caches: Iterable[KVCache]) -> int:
-    """Bytes that these caches and their policies keep outside of pages."""
+def resident_beside(caches: Iterable[KVCache], states: Mapping[int, int] | None = None) -> int:
+    """Bytes that these caches and their policies keep outside of pages.
+
+    Args:
+        caches: The caches.
+        states: Bytes of recurrent states that are kept without them, by their ids.
+    """
     every = list(caches)
     policies = {id(cache.policy): cache.policy for cache in every if cache.policy is not None}.values()
     sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
     # Of most models there are none.
-    states = {key: size for cache in every if cache.states.known for key, size in cache.states.held.items()}
+    own = {key: size for cache in every if cache.states.known for key, size in cache.states.held.items()}
+    held = {**states, **own} if states else own
     spare = {id(memory): memory.bytes for cache in every if (memory := cache.states.memory) is not None}
-    return sum(policy.bytes for policy in policies) + sum(states.values()) + sum(sources.values()) + sum(spare.values())
+    return sum(policy.bytes for policy in policies) + sum(held.values()) + sum(sources.values()) + sum(spare.values())

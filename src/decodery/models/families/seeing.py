@@ -85,8 +85,10 @@ def image_tokens(raw: Raw) -> tuple[int, ...]:
     Args:
         raw: The configuration of a model, or of its language model alone.
     """
-    named, text = (raw.get("model_type") or "").removesuffix("_text"), raw.get("text_config") or raw
-    turned = any("mrope_section" in (text.get(name) or ()) for name in ("rope_parameters", "rope_scaling"))
+    # What is of another type than it should be is refused where it is read.
+    named, text = str(raw.get("model_type")).removesuffix("_text"), raw.get("text_config")
+    ropes = ((text if isinstance(text, dict) else raw).get(name) for name in ("rope_parameters", "rope_scaling"))
+    turned = any(isinstance(rope, dict) and "mrope_section" in rope for rope in ropes)
     if named not in _IMAGE_TOKENS and not turned:
         return ()
     given: Raw = _IMAGE_TOKENS.get(named, {}) | raw
