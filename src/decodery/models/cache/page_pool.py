@@ -47,6 +47,7 @@ class PagePool(Contract):
         used: Pages that texts hold.
         generation: Grows whenever the pages' addresses change.
         holders: [pages] how many texts hold each of them.
+        lock: Held while pages are taken or move; that of the limit where there is one.
     """
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
@@ -58,7 +59,7 @@ class PagePool(Contract):
         self._free: list[np.ndarray] = []
         self._dropped: deque[np.ndarray] = deque()
         self.limit = current_limit()
-        self._lock = threading.Lock() if self.limit is None else self.limit.lock
+        self.lock = threading.Lock() if self.limit is None else self.limit.lock
 
     def take(self, count: int) -> np.ndarray:
         """[count] int32, free pages, one after another as far as possible.
@@ -81,7 +82,7 @@ class PagePool(Contract):
             del refused
 
     def _take(self, count: int) -> np.ndarray:
-        with self._lock:
+        with self.lock:
             self.settle()
             if self.limit is not None and not self.limit.allows(count * self.page_bytes):
                 self.limit.settle()
@@ -110,7 +111,7 @@ class PagePool(Contract):
 
     def share(self, pages: np.ndarray) -> None:
         """One more text holds these pages, each of them once."""
-        with self._lock:
+        with self.lock:
             self.settle()
             self.holders[pages] += 1
 
@@ -121,11 +122,11 @@ class PagePool(Contract):
 
     def _settle_if_free(self) -> None:
         # Garbage collection may come by while this thread holds the lock: they are settled later.
-        if self._lock.acquire(blocking=False):
+        if self.lock.acquire(blocking=False):
             try:
                 self.settle()
             finally:
-                self._lock.release()
+                self.lock.release()
 
     @abstractmethod
     def read(self, tables: np.ndarray, slots: range | np.ndarray) -> torch.Tensor:
@@ -270,7 +271,8 @@ class TensorPool(PagePool):
     `data` is [2, pages, SLOTS * row] then.
 
     On the CPU it is a range of addresses whose memory comes when it is written to. Elsewhere it moves when it grows: by
-    a half, so that several pools under a limit do not take all of it each, and to all of it after a quarter.
+    a half, so that several pools under a limit do not take all of it each, and after a quarter to what others leave of
+    it. Several that grow by halves may have room for more than the limit, of which it is the pages in use.
     """
 
     def __init__(self, row: int, dtype: torch.dtype, device: torch.device, size: int) -> None:
@@ -337,7 +339,7 @@ class TensorPool(PagePool):
     @contextmanager
     def still(self) -> Iterator[None]:
         """Within it, pages keep their addresses: another thread that needs more waits."""
-        with self._lock:
+        with self.lock:
             yield
         self._settle_if_free()
 
@@ -363,7 +365,8 @@ class TensorPool(PagePool):
     def _others(self) -> Iterator[TensorPool]:
         """The pools that share its limit."""
         every = () if self.limit is None else self.limit.pools.values()
-        return (each for each in every if isinstance(each, TensorPool) and each is not self)
+        others = (each for each in every if isinstance(each, TensorPool) and each is not self)
+        return (each for each in others if each.device == self.device)
 
     def _extend(self, pages: int) -> None:
         super()._extend(pages)

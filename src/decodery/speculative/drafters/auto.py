@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import torch
+
 from decodery.core.errors import DecoderyError, SettingsError, UnsupportedModel
 from decodery.core.registry import register
 from decodery.core.requirements import Requirements
@@ -139,8 +141,8 @@ class Auto(Drafter):
             try:
                 if name:
                     named(name, self.dtype)
-            except DecoderyError as error:
-                # It was there when the folder was read.
+            except (DecoderyError, OSError, torch.OutOfMemoryError) as error:
+                # It was there when the folder was read, and there may have been room.
                 second, notes = None, [f"drafting with n-grams: the model {name} cannot be loaded: {error}"]
             if second is None:
                 found = replace(self, model=None, vocabulary=None)

@@ -122,8 +122,9 @@ class HeadPasses:
                 for pool, layer in zip(pools, layers, strict=True)
                 if isinstance(pool, TensorPool)
             ]
-            # Another thread could move what a graph reads between the look for it and its launch.
-            for pool in dict.fromkeys(pools):
+            # Another thread could move what a graph reads between the look for it and its launch. Pools of one limit
+            # have one lock.
+            for pool in {id(pool.lock): pool for pool in pools}.values():
                 if isinstance(pool, TensorPool):
                     still.enter_context(pool.still())
             places = [table.places([each.pages for each in own]) for table, own in zip(tables, held, strict=True)]
