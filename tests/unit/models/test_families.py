@@ -288,6 +288,6 @@ def test_damaged_configurations_are_refused_in_one_sentence(change: dict) -> Non
 
 @pytest.mark.parametrize("wrong", [{"rope_scaling": 5}, {"rope_parameters": "mrope_section"}, {"model_type": 5}])
 def test_what_tells_of_images_is_refused_where_it_is_no_object(wrong: dict[str, object]) -> None:
-    for named in ("llama", "gemma3_text"):
+    for named in ("llama", "gemma3_text", "qwen2_vl"):
         with pytest.raises(CorruptFile, match="should be"):
             read_config({"model_type": named} | wrong)

@@ -107,7 +107,7 @@ def of_text(raw: Raw) -> Raw:
     """A configuration whose rotation is that of texts."""
     found = dict(raw)
     for name in ("rope_parameters", "rope_scaling"):
-        if raw.get(name):
+        if isinstance(raw.get(name), dict):
             own = {key: value for key, value in raw[name].items() if key not in OF_IMAGES}
             found[name] = {key: "default" if value == "mrope" else value for key, value in own.items()}
     return found

@@ -155,7 +155,7 @@ class HeadPass:
         return reading.choices.picks
 
     def ahead(self, reading: HeadReading, ahead: Look) -> ForwardCoroutine[None]:
-        """Read the likeliest nodes of all levels below a text, and wait for all of them once."""
+        """Read the most likely nodes of all levels below a text, and wait for all of them once."""
         self.texts.add(reading)
         if reading.fresh:
             yield from self._scored(reading, None, ahead)

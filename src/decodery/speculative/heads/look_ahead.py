@@ -1,4 +1,4 @@
-"""The likeliest nodes of all levels of a tree, which a head reads one after another without waiting for its device."""
+"""The most likely nodes of a tree, which a head reads level by level without waiting for its device."""
 
 from __future__ import annotations
 
