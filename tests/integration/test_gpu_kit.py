@@ -235,7 +235,8 @@ def test_the_time_ends_a_process_between_its_checks(tmp_path: Path, monkeypatch:
 
 def test_what_does_not_work_is_switched_off_for_all_that_follows(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     off: list[str] = []
-    monkeypatch.setattr("kernel_checks.switch_off", off.append)
+    # Other tests import scripts of this name anew.
+    monkeypatch.setitem(Kernels.run.__globals__, "switch_off", off.append)
     checks = Kernels(kit, torch.device("cpu"), True, 0.0)
 
     def wrong(self: Kernels) -> Any:
