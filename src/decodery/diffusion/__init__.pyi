@@ -15,13 +15,11 @@ from .explore_exploit import ExploreExploit as ExploreExploit
 from .factor import Factor as Factor
 from .freedave import FreeDave as FreeDave
 from .freedave_plus import FreeDavePlus as FreeDavePlus
-from .kept_passes import KeptPasses as KeptPasses
 from .lave import LAVE as LAVE
 from .learn2pd import Learn2PD as Learn2PD
 from .local_leap import LocalLeap as LocalLeap
 from .view import Measure as Measure
 from .origin import Origin as Origin
-from .kept_passes import Passed as Passed
 from .phase_handoff import PhaseHandoff as PhaseHandoff
 from .r2 import R2 as R2
 from .random import Random as Random

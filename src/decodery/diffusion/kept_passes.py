@@ -12,8 +12,6 @@ from decodery.models.protocol import LanguageModel
 
 from .cache.base import Plan
 
-__all__ = ["KeptPasses", "Passed"]
-
 
 class Passed(NamedTuple):
     """A pass that the caches were prepared for.

@@ -313,7 +313,7 @@ class Run:
         """[m, vocab] logits, the first of these, with guidance; -inf for tokens that may not be written."""
         found = logits[0]
         if found.untyped_storage().nbytes() > found.nbytes:
-            # Of a pass that others share: all of it would stay as long as somebody looks at this part.
+            # A part of what a pass returned for several tasks would keep all of it.
             found = found.clone()
         for part in blocks(found) if len(logits) == 2 else ():
             found[part] += self.method.guidance * (found[part] - logits[1][part])

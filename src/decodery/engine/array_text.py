@@ -226,8 +226,8 @@ class ArrayText:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that one more step takes at most: pages of its rows, one of which others may share."""
-        pages = -(-self.room // SLOTS) + 1
+        """Bytes that one more step takes at most: the pages that its rows lie in, wherever the first one begins."""
+        pages = (self.room + SLOTS - 2) // SLOTS + 1
         return pages * SLOTS * self.cache.slot_bytes
 
     @property

@@ -1,4 +1,4 @@
-"""Texts in arrays under a memory limit: no step looks at each of them, whatever is kept and whoever waits."""
+"""Texts in arrays under a memory limit: a step looks at none of them, also with stored prefixes and waiting tasks."""
 
 from __future__ import annotations
 

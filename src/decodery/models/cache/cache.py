@@ -137,11 +137,6 @@ class KVCache:
         """Whether some layer, or some head of one, no longer holds every position from 0 on."""
         return bool(self.losses) or bool((self.lengths != self.prefix + self.next_position).any())
 
-    def _lost(self, layers: Sequence[int]) -> bool:
-        """Whether one of these layers, or some head of one, no longer holds every position from 0 on."""
-        held = self.lengths[list(layers)] == self.prefix + self.next_position
-        return not held.all() or any(self.losses.any_of(layer) for layer in layers)
-
     @property
     def evicted_apart(self) -> bool:
         """Whether layers hold different slots, or heads of one layer do."""
@@ -397,7 +392,7 @@ class KVCache:
             # At nearly every step of a text.
             return
         stands = min((self.next_position, *(snapshot.next_position for snapshot in self._snapshots)))
-        if stands < least or self._lost(self.pages.windowed):
+        if stands < least or self.evicted:
             return
         self.pages.release_passed(stands - self.window + 1 - _BEHIND)
 
@@ -435,7 +430,7 @@ class KVCache:
 
     def become(self, other: Self) -> None:
         """Hold what `other`, of the same kind, holds, and forget all else, marks included; `other` is used up."""
-        # At once, whoever still knows where this cache's rows were.
+        # At once, even where other objects still hold the table of this cache's pages.
         self.pages.release()
         vars(self).clear()
         vars(self).update(vars(other))
@@ -450,7 +445,7 @@ class KVCache:
         """
         dropped = np.asarray(slots, dtype=np.int64)
         if len(dropped):
-            self.pages.begin_anew([layer])
+            self.pages.begin_anew()
             remaining = self.store.drop(layer, self.lengths, dropped, heads)
             self.slot_positions.part()
             self.slot_positions.gather([layer], 0, remaining)
@@ -470,7 +465,7 @@ class KVCache:
             slots: [kv_heads, m] ascending.
         """
         positions = self.positions[layer, : int(self.lengths[layer])][slots].max(axis=0)
-        self.pages.begin_anew([layer])
+        self.pages.begin_anew()
         if self.losses:
             keys, values = self.view(layer)
             index = torch.from_numpy(slots).to(keys.device)[..., None].expand(-1, -1, keys.shape[-1])
@@ -500,7 +495,7 @@ class KVCache:
         if changed is not None:
             # A number below 0 is the largest one without a sign.
             firsts, stops = np.minimum(firsts, changed[0].view(np.uint32).min(axis=2)), lengths
-        self.pages.begin_anew(np.flatnonzero(firsts.min(axis=1) < lengths).tolist())
+        self.pages.begin_anew()
         self.pages.own(firsts, np.broadcast_to(stops[:, None], firsts.shape))
         self.slot_positions.part()
         pool.lose(self.pages.whole_table, slots, lengths, self.slot_positions.held, worths, changed)
@@ -526,7 +521,7 @@ class KVCache:
         m = len(positions)
         if m > int(self.lengths[layer]):
             raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
-        self.pages.begin_anew([layer])
+        self.pages.begin_anew()
         self.store.own(layer, self.lengths, 0, m)
         self.losses.cut(layer, 0)
         self.store.put(layer, 0, 0, keys, values)

@@ -20,10 +20,6 @@ class Losses:
     def __bool__(self) -> bool:
         return self.lost is not None
 
-    def any_of(self, layer: int) -> bool:
-        """Whether some head of a layer has lost something."""
-        return self.lost is not None and bool(self.lost[layer].any())
-
     def of(self, layer: int, length: int) -> np.ndarray | None:
         """[kv_heads, length] bool of a layer that holds so many slots, to be read only.
 

@@ -206,11 +206,9 @@ class PageTable:
             self._give_back(table, gone & (table >= 0))
         self.passed = last
 
-    def begin_anew(self, layers: Sequence[int] | None = None) -> None:
-        """Slots of these layers, None for all, will be written again; windowed ones then need all of them."""
-        self.written_from = 0, 0
-        if layers is None or not set(self.windowed).isdisjoint(layers):
-            self.passed = 0
+    def begin_anew(self) -> None:
+        """All slots will be written again, so that windowed layers need all of them."""
+        self.passed, self.written_from = 0, (0, 0)
 
     def _give_back(self, table: np.ndarray, gone: np.ndarray) -> None:
         if gone.any():

@@ -63,7 +63,7 @@ def nearby(own: Path | None, signs: Sequence[str]) -> Iterator[Nearby]:
 
     Args:
         own: The model's folder or file, see `own_place`.
-        signs: Names of files by which a folder is told; one of them has to be there.
+        signs: Names of files of which a folder of the kind has at least one.
     """
 
     def signed(folder: Path) -> bool:
