@@ -110,6 +110,7 @@ def classes(modules: dict[Path, ast.Module]) -> dict[str, list[ast.ClassDef]]:
 
 
 @pytest.mark.invariant
+@pytest.mark.invariant
 @pytest.mark.parametrize("package", PACKAGES)
 def test_parameters_are_documented_in_sections(
     package: str, modules: dict[Path, ast.Module], classes: dict[str, list[ast.ClassDef]]
@@ -125,6 +126,7 @@ def test_parameters_are_documented_in_sections(
     assert not faults, "\n".join(faults)
 
 
+@pytest.mark.invariant
 @pytest.mark.parametrize("family", registry.FAMILIES)
 def test_every_setting_of_a_method_is_documented(family: str) -> None:
     missing = [

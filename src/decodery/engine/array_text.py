@@ -226,7 +226,7 @@ class ArrayText:
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that one more step takes at most: the pages that its rows lie in, wherever the first one begins."""
+        """Bytes that one more step takes at most: the pages of its rows, wherever the first one begins."""
         pages = (self.room + SLOTS - 2) // SLOTS + 1
         return pages * SLOTS * self.cache.slot_bytes
 
