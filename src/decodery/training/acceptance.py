@@ -71,11 +71,11 @@ def train_acceptance(run: Run, draft: LanguageModel, corpus: Corpus) -> dict[str
     check_texts(len(corpus))
     made = f"{corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
     examples = list(_examples(target, draft, corpus, out / "states", recipe, made, run.progress))
-    learned, held_out = ([each for n in numbers if len((each := examples[n])[1])] for numbers in corpus.split())
+    learned, held_out = ([n for n in numbers if len(examples[n][1])] for numbers in corpus.split())
     if not learned or not held_out:
         raise SettingsError("the texts hold no token that the draft model could have drafted: write longer ones")
-    states, labels = _joined(learned)
-    known = HeldOut.of(held_out)
+    states, labels = _joined([examples[n] for n in learned])
+    known = HeldOut.of([examples[n] for n in held_out], corpus.prompts(held_out))
 
     def trained(labels: torch.Tensor, what: str) -> tuple[AcceptanceHead, History]:
         head = AcceptanceHead.random(states.shape[1], draft.vocab_size, depth=recipe.depth, seed=recipe.seed)

@@ -40,8 +40,9 @@ class EntropyThreshold:
     bias: float
     cutoff: float  # The probability that tau stands for
     accuracy: float  # Of telling right from wrong by it, on a balanced part that chose nothing; 0.5 is chance.
-    interval: tuple[float, float]  # Of the accuracy, 95 %, over tokens
+    interval: tuple[float, float]  # Of the accuracy, 95 %, over texts
     tested: int
+    texts: int  # How many the tested tokens are of
     tokens: int  # How many were looked at, and wrong: how many of these were not the model's first choice
     wrong: int
 
@@ -58,12 +59,13 @@ def read_solutions(path: Path) -> list[tuple[str, ...]]:
 @torch.no_grad()
 def observe(
     model: LanguageModel, tokenizer: Tokenizer, solutions: Iterable[Sequence[str]], progress: Progress = silent
-) -> tuple[np.ndarray, np.ndarray]:
-    """Entropy [n] in nats before every solution token, and whether the model would choose it [n] bool.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entropies [n] in nats before tokens of solutions, whether each is the first choice, and its prompt.
 
     One reading of every prompt with its solution; what does not fit the model's context is left out.
     """
-    pairs, entropies, right = list(solutions), [], []
+    pairs, entropies, right, texts = list(solutions), [], [], list[int]()
+    numbers = {prompt: number for number, (prompt, _) in enumerate(pairs)}
     for done, (prompt, solution) in enumerate(pairs):
         progress("reading solutions", done, len(pairs))
         tokens = tokenizer.encode(prompt + solution)[: model.config.max_positions]
@@ -78,15 +80,19 @@ def observe(
                 following = int_tensor([tokens[start + row + 1] for row in rows])
                 entropies += entropy(logits.log_softmax(dim=-1)).flatten().tolist()
                 right += (logits.argmax(dim=-1).cpu() == following).tolist()
+                texts += [numbers[prompt]] * len(rows)
     progress("reading solutions", len(pairs), len(pairs))
-    return np.array(entropies), np.array(right, dtype=bool)
+    return np.array(entropies), np.array(right, dtype=bool), np.array(texts)
 
 
-def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> EntropyThreshold:
-    """The threshold from entropies [n] and whether the first choice was right [n], classes balanced.
+def fit(entropies: np.ndarray, right: np.ndarray, texts: np.ndarray, *, seed: int = 0) -> EntropyThreshold:
+    """The threshold from entropies [n] and whether the first choice was right, classes balanced.
 
     A fifth is held out. Of one half of it the cut-off of 0.01 to 0.99 tells most right, the middle one of equals. The
     accuracy is that on the other half.
+
+    Args:
+        texts: What each token is of, for the interval.
     """
     draw = np.random.default_rng(seed)
     kinds = [draw.permutation(np.flatnonzero(right == kind)) for kind in (False, True)]
@@ -107,9 +113,12 @@ def fit(entropies: np.ndarray, right: np.ndarray, *, seed: int = 0) -> EntropyTh
     best = np.flatnonzero(scores == scores.max())
     chosen = int(best[len(best) // 2])
     tested = (entropies[testing] < taus[chosen]) == right[testing]
-    low, high = bootstrap(tested.astype(float).tolist())
+    sizes, hits = (np.bincount(texts[testing], counts) for counts in (None, tested))
+    known = sizes > 0
+    low, high = bootstrap((hits[known] / sizes[known]).tolist(), sizes[known].tolist())
     return EntropyThreshold(
         *(float(taus[chosen]), weight, bias, float(cutoffs[chosen]), float(tested.mean()), (low, high), len(tested)),
+        texts=int(known.sum()),
         tokens=len(right),
         wrong=int((~right).sum()),
     )
@@ -143,7 +152,7 @@ class Solutions(Data):
 def _learn(run: Run) -> dict[str, Any]:
     pairs, loaded = read_solutions(run.of(Solutions).solutions), run.loaded
     run.made = found = fit(*observe(loaded.model, loaded.tokenizer, pairs, run.progress))
-    said = {"tested on": f"{found.tested} tokens that chose nothing, as many right as wrong"}
+    said = {"tested on": f"{found.tested} tokens of {found.texts} prompts that chose nothing, as many right as wrong"}
     return {**said, **asdict(found), "baselines": {"always the same": {"accuracy": 0.5}}}
 
 

@@ -72,15 +72,20 @@ class AdapterLearner:
         held: Sequence[Any],
         metric: str,
         recipe: Any,
+        groups: Sequence[str],
         *,
         higher: bool = False,
         **data: Any,
     ) -> dict[str, Any]:
-        """Learn, and write the adapter with its report of held-out data, see `HeldOut.report`."""
+        """Learn, and write the adapter with its report of held-out data, see `HeldOut.report`.
+
+        Args:
+            groups: The prompts of what is held out.
+        """
         form = repr(self.remaking)
         fitted = fit(
             self.run,
-            HeldOut.of(held),
+            HeldOut.of(held, groups),
             self.remade.parameters,
             loss,
             figures,

@@ -271,7 +271,7 @@ def train_ahead(
     """
     target = run.loaded
     learned, held = shares(corpus, target, trainee.alpha, every)
-    known = HeldOut.of([corpus[number] for number in held[:_HELD]])
+    known = HeldOut.of([corpus[number] for number in held[:_HELD]], corpus.prompts(held[:_HELD]))
     counted = [*known.tested, *(corpus[number] for number in held[_HELD:])]
     batch = batches(len(learned), recipe.batch, recipe.seed)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
@@ -18,7 +17,7 @@ from decodery.models.protocol import LanguageModel
 from decodery.monitors.feature import Feature
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 
-from .held_out import bootstrap
+from .held_out import Measured, bootstrap, compared
 from .kind import COUNT, Bounded, Kind, Run, bounded, option
 from .kind_data import TextFiles
 from .loop import TrainingPlan, batches, content, train
@@ -118,35 +117,43 @@ def measured(sae: SparseAutoencoder, texts: Ordered[torch.Tensor], seed: int = 0
         "L0", the mean number of active features; "unexplained variance" and its 95 % "interval" by bootstrap over
         texts; the share of "dead features", which no row of these texts activates; and as "baselines" the unexplained
         variance of the same number of principal components of these rows, and of the encoder with its directions
-        shuffled.
+        shuffled, with the gain over both.
     """
     whole = torch.cat(list(texts))
     mean = whole.mean(dim=0)
     seen, count = torch.zeros(sae.features, dtype=torch.bool, device="cpu"), 0.0
-    apart, total, shuffled = [], [], []
+    lost, shuffled = list[float](), list[float]()
+    spread = [float((rows - mean).square().sum()) for rows in texts]
     order = torch.randperm(sae.features, generator=torch.Generator().manual_seed(seed), device="cpu")
     for rows in texts:
         active = sae.encode(rows)
         seen |= (active > 0).any(dim=0)
         count += float((active > 0).sum())
-        apart.append(float((sae.decode(active, rows) - rows).square().sum()))
+        lost.append(float((sae.decode(active, rows) - rows).square().sum()))
         shuffled.append(float((sae.decode(active[:, order], rows) - rows).square().sum()))
-        total.append(float((rows - mean).square().sum()))
-    lost, spread = np.array(apart), np.array(total)
     components = max(round(count / len(whole)), 1)
-    sizes = torch.linalg.svdvals(whole - mean).square()
+    *_, directions = torch.linalg.svd(whole - mean, full_matrices=False)
+    beyond = [float(((rows - mean) @ directions[components:].T).square().sum()) for rows in texts]
+
+    def unexplained(apart: list[float]) -> Measured:
+        shares = [each / of for each, of in zip(apart, spread, strict=True)]
+        return Measured({"unexplained variance": sum(apart) / sum(spread)}, "unexplained variance", shares, spread)
+
+    own = unexplained(lost)
+    own["interval"] = bootstrap(own.each, spread, seed=seed)
+    own["dead features"] = 1 - float(seen.float().mean())
     return {
         "tested on": "texts that nothing was learned from",
         "texts": len(texts),
         "rows": len(whole),
         "L0": round(count / len(whole), 2),
-        "unexplained variance": round(float(lost.sum() / spread.sum()), 4),
-        "interval": bootstrap((lost / spread).tolist(), spread.tolist(), seed=seed),
-        "dead features": round(1 - float(seen.float().mean()), 4),
-        "baselines": {
-            f"{components} principal components of these rows": round(float(sizes[components:].sum() / sizes.sum()), 4),
-            "directions shuffled": round(sum(shuffled) / float(spread.sum()), 4),
-        },
+        **compared(
+            own,
+            {
+                f"{components} principal components of these rows": unexplained(beyond),
+                "directions shuffled": unexplained(shuffled),
+            },
+        ),
     }
 
 

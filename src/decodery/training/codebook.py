@@ -23,7 +23,7 @@ from decodery.monitors.codebook import Codebooks, mean_of, nearest
 
 from .cut import parameters
 from .evaluation import ALONE, MonitorContext
-from .held_out import CONTROL, bootstrap
+from .held_out import Measured, bootstrap, compared
 from .kind import COUNT, Bounded, Kind, Run, bounded, option
 from .kind_data import TextFiles
 from .loop import content, even_plan, train
@@ -158,12 +158,12 @@ def train_codebook(
     about |= {"loss": round(kept[0], 4), "lost": round(kept[1], 6)}
     if held is not None and not whole:
         # A model that learned along is no longer the one to compare with.
-        about["report"] = compared(model, held, books, begun, k)
+        about["report"] = judged(model, held, books, begun, k)
     return Codebooks(tensors, tuple(sites), k, about, model.fingerprint)
 
 
 @torch.no_grad()
-def compared(
+def judged(
     model: Transformer, held: torch.Tensor, books: Mapping[str, torch.Tensor], begun: Mapping[str, torch.Tensor], k: int
 ) -> dict[str, Any]:
     """What codes cost a model that stays unchanged, on held-out texts.
@@ -184,9 +184,9 @@ def compared(
 
     plain, draws = losses({}, k), torch.Generator().manual_seed(0)
 
-    def figures(codes: Mapping[str, torch.Tensor], count: int, order: torch.Generator | None = None) -> dict[str, Any]:
-        apart = losses(codes, count, order) - plain
-        return {"more than without": round(float(apart.mean()), 4), "interval": bootstrap(apart.tolist())}
+    def figures(codes: Mapping[str, torch.Tensor], count: int, order: torch.Generator | None = None) -> Measured:
+        apart, name = losses(codes, count, order) - plain, "more than without"
+        return Measured({name: float(apart.mean()), "interval": bootstrap(apart.tolist())}, name, apart.tolist())
 
     def drawn(like: torch.Tensor) -> torch.Tensor:
         noise = normal(draws, *like.shape).to(like)
@@ -200,9 +200,9 @@ def compared(
     return {
         "tested on": f"{len(held)} texts that chose nothing",
         "without codes": round(float(plain.mean()), 4),
-        **figures(books, k),
-        "baselines": {name: figures(*each) for name, each in baselines.items()},
-        CONTROL: figures(books, k, draws),
+        **compared(
+            figures(books, k), {name: figures(*each) for name, each in baselines.items()}, figures(books, k, draws)
+        ),
     }
 
 

@@ -6,7 +6,7 @@ A shard is written whole or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -104,12 +104,15 @@ class Corpus:
         """
         if len(self) < every:
             return list(range(len(self))), []
-        prompts: Sequence[Hashable] = images or [
-            prompt_key(each.tokens[: each.written].tolist(), n) for n, each in enumerate(self)
-        ]
+        prompts: Sequence[Hashable] = images or self.prompts(range(len(self)))
         if len(set(prompts)) == 1:
             raise SettingsError(f"{self.folder} holds texts of one prompt: give two, one of which is held out")
         return hold_out(prompts, every)
+
+    def prompts(self, numbers: Iterable[int]) -> list[Hashable]:
+        """What tells the prompts of these texts apart."""
+        texts = ((number, self[number]) for number in numbers)
+        return [prompt_key(text.tokens[: text.written].tolist(), number) for number, text in texts]
 
     def split_for(self, vocab_size: int, name: str) -> tuple[list[int], list[int]]:
         """`split`, for a model.

@@ -167,7 +167,8 @@ class _DEERTraining(DraftTraining):
         self.corpus, self.recipe, self.mask = corpus, recipe, draft.config.mask_id
         numbers, held = corpus.split()
         self.learned = [number for number in numbers if len(places_of(corpus[number], 2))]
-        whole = [corpus[number] for number in held if len(places_of(corpus[number], recipe.block))][:48]
+        kept = [number for number in held if len(places_of(corpus[number], recipe.block))][:48]
+        whole = [corpus[number] for number in kept]
         if not self.learned or not whole:
             raise SettingsError(
                 f"{corpus.folder} holds too few texts of more than {recipe.block} tokens to learn from and to hold "
@@ -175,7 +176,7 @@ class _DEERTraining(DraftTraining):
             )
         # The two tokens that are no text are not targets of the loss.
         super().__init__(draft, draft.weights.kept.ids[:-2], whole, progress)
-        self.held = HeldOut.of([self._judged(text) for text in whole])
+        self.held = HeldOut.of([self._judged(text) for text in whole], corpus.prompts(kept))
 
     def run(self, stage: int, epochs: float, lr: float, out: Path, facts: dict[str, object]) -> History:
         recipe = self.recipe

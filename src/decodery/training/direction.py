@@ -289,10 +289,11 @@ def _learn(run: Run) -> dict[str, Any]:
     asked, lm = run.of(Statements), run.lm
     read, chat = asked.read(lm, run.of(Sites).of(lm), run.progress), lm.chat_template is not None
     train = partial(axis_by, kind=asked.kind, context=MonitorContext.of(run, chat=chat))
-    trained, report = trial(train).run(read, asked.seed, "statements")
+    others = {}
     if _small(lm.model):
-        random = asked.read(LLM(scrambled(run.load("float32"), asked.seed)), run.of(Sites).of(lm), run.progress)
-        report["baselines"]["random weights"] = trial(train).again(random, asked.seed)
+        random = LLM(scrambled(run.load("float32"), asked.seed))
+        others["random weights"] = asked.read(random, run.of(Sites).of(lm), run.progress)
+    trained, report = trial(train).run(read, asked.seed, "statements", others)
     more = {"site": trained.site, "variance": trained.facts["variance"]}
     return keep_evaluated(trained, report, run.out / Probe.FILE, **more)
 

@@ -83,7 +83,7 @@ def train_draft(
     learned, held = corpus.split_for(model.vocab_size, target.name)
     kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
     draft = cut_draft(model, shape, kept)
-    known = HeldOut.of([corpus[number] for number in held[:64]])
+    known = HeldOut.of([corpus[number] for number in held[:64]], corpus.prompts(held[:64]))
     student = DraftTraining(draft, kept.ids, known.choosing, progress)
     facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
 

@@ -17,15 +17,16 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress, silent
 from decodery.monitors.threshold import Threshold
 
-from .held_out import CONTROL
+from .held_out import Measured, compared
 from .kind import Run
 from .lines import read_lines
 from .loop import content
-from .ranking import auroc, interval, part_of, word_scores
+from .ranking import auroc, interval, part_of, ranked, turned, word_scores
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")
 
+CHOSE_NOTHING = "the test part, which chose nothing"
 SEEDS = 3
 """How many trainings, each with a split of its own, a report has the AUROC of."""
 NOWHERE = 1e9
@@ -93,27 +94,33 @@ class Evaluation(Generic[Item, Part]):
     limit: Callable[[Part], float | None] = lambda part: None
     words: Callable[[Item], str] | None = None  # the text of an item, for a bag of its words as one more baseline
 
-    def run(self, items: Ordered[Item], seed: int, unit: str) -> tuple[Part, dict[str, Any]]:
+    def run(
+        self, items: Ordered[Item], seed: int, unit: str, others: Mapping[str, Ordered[Item]] | None = None
+    ) -> tuple[Part, dict[str, Any]]:
         """Train the part, others with further seeds, and the control, and test all of them.
 
+        Args:
+            others: The same items in other forms, by name, of each of which another training is a baseline.
+
         Returns:
-            The trained part, and its report; see `figures`. "auroc by seed" has that of this seed and of the next ones,
-            None where a split has too few items of a kind. The control is the same training on labels that were
-            shuffled over all items, tested on such labels: its interval should hold 0.5.
+            The trained part, and its report; see `compared` and `figures`. "auroc by seed" has that of this seed and of
+            the next ones, None where a split has too few items of a kind. The control is the same training on labels
+            that were shuffled over all items, tested on such labels: its interval should hold 0.5.
 
         Raises:
             SettingsError: there are too few items to learn from.
         """
         trained = self.train(items, seed=seed)
-        found: dict[str, Any] = {"unit": unit} | self.tested(trained, items, seed)
-        others = [self.again(items, other) for other in range(seed + 1, seed + SEEDS)]
-        found["auroc by seed"] = [found["auroc"], *(each and each["auroc"] for each in others)]
+        own, baselines = self.tested(trained, items, seed)
+        baselines |= {name: self.again(known, seed) for name, known in (others or {}).items()}
+        further = [self.again(items, other) for other in range(seed + 1, seed + SEEDS)]
         order = np.random.default_rng(seed).permutation(len(items))
         mixed = [self.relabel(one, items[at]) for one, at in zip(items, order.tolist(), strict=True)]
-        found[CONTROL] = self.again(mixed, seed)
-        return trained, found
+        report = {"unit": unit, "tested on": CHOSE_NOTHING, **compared(own, baselines, self.again(mixed, seed))}
+        report["auroc by seed"] = [own["auroc"], *(each and each["auroc"] for each in further)]
+        return trained, report
 
-    def again(self, items: Ordered[Item], seed: int) -> dict[str, Any] | None:
+    def again(self, items: Ordered[Item], seed: int) -> Measured | None:
         """The `figures` of another training; None where there is too little to learn from."""
         try:
             part = self.train(items, seed=seed)
@@ -122,43 +129,37 @@ class Evaluation(Generic[Item, Part]):
         test = part_of(items, self.group, seed, "test")
         return figures(self.score(part, test), *self._known(test))
 
-    def tested(self, trained: Part, items: Ordered[Item], seed: int) -> dict[str, Any]:
+    def tested(self, trained: Part, items: Ordered[Item], seed: int) -> tuple[Measured, dict[str, Measured | None]]:
         """What a trained part and the baselines say of the test part of items."""
         test, learned = (part_of(items, self.group, seed, name) for name in ("test", "train"))
-        labels, groups = self._known(test)
-        found: dict[str, Any] = {"tested on": "the test part, which chose nothing"}
-        found |= figures(self.score(trained, test), labels, groups, self.limit(trained))
-        found["baselines"] = {}
+        known, labels = self._known(test), self._known(learned)[0]
+        baselines: dict[str, Measured | None] = {}
         for name, measure in self.baselines.items():
-            # nan where the train part has one kind alone.
-            falls = auroc([measure(each) for each in learned], self._known(learned)[0]) < 0.5
-            values = [-measure(each) if falls else measure(each) for each in test]
-            found["baselines"][name] = figures(values, labels, groups)
+            values, others = ([measure(each) for each in some] for some in (test, learned))
+            baselines[name] = figures(turned(values, others, labels), *known)
         if self.words is not None:
-            texts, known = ([self.words(each) for each in some] for some in (test, learned))
-            found["baselines"]["bag of words"] = figures(
-                word_scores(known, self._known(learned)[0], texts), labels, groups
-            )
-        return found
+            texts, words = ([self.words(each) for each in some] for some in (test, learned))
+            baselines["bag of words"] = figures(word_scores(words, labels, texts), *known)
+        return figures(self.score(trained, test), *known, self.limit(trained)), baselines
 
     def _known(self, items: Ordered[Item]) -> tuple[list[bool], list[str]]:
         return [self.label(each) for each in items], [self.group(each) for each in items]
 
 
-def figures(
-    scores: Ordered[float], wrong: Ordered[bool], groups: Ordered[str], limit: float | None = None
-) -> dict[str, Any]:
+def figures(scores: Ordered[float], wrong: Ordered[bool], groups: Ordered[str], limit: float | None = None) -> Measured:
     """How well scores rank what is looked for.
 
     Args:
         limit: scores above it are flagged; None for no flags.
 
     Returns:
-        `items`, the `base rate`, `auroc` and its 95 % `interval` over groups, and with a limit the shares `flagged of
-        harmless` and `flagged of wanted`; None for what cannot be said, as of items of one kind.
+        `items`, the `groups` that they are of, such as prompts, the `base rate`, `auroc` and its 95 % `interval` over
+        groups, and with a limit the shares `flagged of harmless` and `flagged of wanted`; None for what cannot be said,
+        as of items of one kind.
     """
     labels = np.asarray(wrong, dtype=bool)
-    found: dict[str, Any] = {"items": len(labels), "base rate": _said(labels.mean()) if len(labels) else None}
+    found: dict[str, Any] = {"items": len(labels), "groups": len(set(groups))}
+    found["base rate"] = _said(labels.mean()) if len(labels) else None
     both = len(set(labels.tolist())) == 2
     found["auroc"] = _said(auroc(scores, wrong)) if both else None
     found["interval"] = [_said(edge) for edge in interval(scores, wrong, groups)] if both else None
@@ -166,7 +167,7 @@ def figures(
         flagged = np.asarray(scores, dtype=float) > limit
         for name, kind in (("flagged of harmless", ~labels), ("flagged of wanted", labels)):
             found[name] = _said(flagged[kind].mean()) if kind.any() else None
-    return found
+    return ranked(found, "auroc", scores, labels.tolist(), groups)
 
 
 def keep_evaluated(part: Any, report: Mapping[str, Any], path: Path, **more: Any) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class ExitTexts:
         self.learned, self.held = ([n for n in part if self._rows(n)] for part in (learned, held))
         if not self.learned or not self.held:
             raise SettingsError(f"{self.corpus.folder} holds too few texts: at least {HELD} are needed")
-        self.known = HeldOut.of(self.held)
+        self.known = HeldOut.of(self.held, self.corpus.prompts(self.held))
 
     def __getitem__(self, number: int) -> Places:
         seen = self.store[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -88,6 +88,11 @@ class FeatureStore:
     def __getitem__(self, number: int) -> FeatureRows:
         found, held = self._read(number // SHARD)[number % SHARD], self._embeddings(number)
         return found if held is None else replace(found, behind=held.behind(0, len(found.text.tokens)))
+
+    def prompts(self, numbers: Sequence[int]) -> list[Hashable]:
+        """What tells the prompts of these texts apart."""
+        shown = (held and held.digest for held in map(self._embeddings, numbers))
+        return list(zip(self.corpus.prompts(numbers), shown, strict=True))
 
     def _embeddings(self, number: int) -> Embeddings | None:
         return self.embeddings[number % len(self.embeddings)] if self.embeddings else None

@@ -262,7 +262,7 @@ def train_ftp(run: Run, corpus: Corpus) -> TokenRouters:
     learned, others = (_usable(corpus, numbers, recipe) for numbers in corpus.split())
     schedule, losses = find_schedule(model, learned[: recipe.read], out, recipe, progress)
     routers = TokenRouters(schedule)
-    known = HeldOut.of(others)
+    known = HeldOut.of(others, [text.tokens[: text.written].tobytes() for text in others])
     contenders = {
         "static, uniform": TokenRouters(uniform(len(schedule), recipe.sparsity)),
         "static, scheduled": routers,

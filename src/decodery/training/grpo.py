@@ -131,21 +131,25 @@ def train_grpo(
     known: dict[int, float] = {}
 
     def figures(numbers: Sequence[int]) -> dict[str, float]:
-        if len(numbers) == 1 and numbers[0] in known:
+        if len(numbers) < len(known) and known.keys() >= set(numbers):
             # `HeldOut.measured` reads each prompt's reward after all of them: its text has been drawn.
-            return {"reward": known[numbers[0]]}
+            return {"reward": float(np.mean([known[number] for number in numbers]))}
         found: dict[int, float] = {}
         for begun in range(0, len(numbers), _TOGETHER):
             some = numbers[begun : begun + _TOGETHER]
             groups = drawn(some, 1, [nth_seed(recipe.seed, 1 + number) for number in some])
             found |= {number: reward(number, group)[0] for number, group in zip(some, groups, strict=True)}
         known.clear()
-        if len(found) > 1:
-            known.update(found)
+        known.update(found)
         return {"reward": float(np.mean(list(found.values())))}
 
     data = content([list(prompts), rewarded, held])
-    return learner.train(loss, figures, held, "reward", recipe, higher=True, prompts=len(prompts), data=data)
+    return learner.train(
+        *(loss, figures, held, "reward", recipe, [prompts[number] for number in held]),
+        higher=True,
+        prompts=len(prompts),
+        data=data,
+    )
 
 
 @torch.no_grad()

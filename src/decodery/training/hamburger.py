@@ -243,8 +243,9 @@ def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
         raise UnsupportedModel(f"{target.name} has a head of its own, and cannot learn along: give it --base-lr 0")
     if corpus.facts.get("vocab_size") != model.vocab_size or not corpus.facts.get("top"):
         raise SettingsError(f"{corpus.folder} holds no text of {target.name} with what it found likely: write some")
-    learned, held = ([_grouped(corpus[number], recipe.most) for number in numbers] for numbers in corpus.split())
-    learned, held = ([each for each in some if each[1]] for some in (learned, held[:_HELD]))
+    written, others = ([number for number in part if corpus[number].taught > 0] for part in corpus.split())
+    learned, held = ([_grouped(corpus[number], recipe.most) for number in part] for part in (written, others[:_HELD]))
+    known = HeldOut.of(held, corpus.prompts(others[:_HELD]))
     sizes = [size for _, own in learned for size in own]
     if not held or sum(sizes) < LEAST * len(sizes):
         raise SettingsError(
@@ -266,7 +267,7 @@ def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
 
     fitted = fit(
         run,
-        HeldOut.of(held),
+        known,
         {**parts.tensors, **tuned},
         loss,
         measured,

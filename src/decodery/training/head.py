@@ -194,7 +194,8 @@ class _HeadTraining:
         self._batch = batches(len(plain.learned), recipe.batch, recipe.seed)
         self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
         judged = shown or plain
-        self.held = HeldOut.of([self._training_batch([judged.features[number]]) for number in judged.held])
+        held = [self._training_batch([judged.features[number]]) for number in judged.held]
+        self.held = HeldOut.of(held, judged.features.prompts(judged.held))
 
     def loss(self, step: int) -> torch.Tensor:
         texts = [self.plain.features[self.plain.learned[each]] for each in self._batch(step)]

@@ -48,35 +48,48 @@ def bootstrap(values: Sequence[float], weights: Sequence[float] | None = None, *
     return [round(float(edge), 4) for edge in np.percentile(means, (2.5, 97.5))]
 
 
-def paired(differences: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+def paired(
+    differences: Sequence[float], weights: Sequence[float] | None = None, units: int | None = None
+) -> list[float]:
     """The 95 % interval of a weighted mean of differences, by Student's distribution: also of few items.
 
     Args:
         differences: Of the same item, at least two.
         weights: What each counts, all the same by default.
+        units: How many items the degrees of freedom are of, all by default.
     """
     each, counts = np.asarray(differences, dtype=float), np.asarray(weights or [1.0] * len(differences), dtype=float)
     mean, size = float((each * counts).sum() / counts.sum()), len(each)
     error = float((((each - mean) * counts) ** 2).sum() * size / (size - 1)) ** 0.5 / float(counts.sum())
+    free = (units or size) - 1
     # With more degrees of freedom, the first terms of the expansion around the normal distribution.
-    wide = _STUDENT[size - 2] if size - 2 < len(_STUDENT) else 1.96 + 2.372 / (size - 1) + 2.823 / (size - 1) ** 2
+    wide = _STUDENT[free - 1] if free <= len(_STUDENT) else 1.96 + 2.372 / free + 2.823 / free**2
     return [round(mean - wide * error, 4), round(mean + wide * error, 4)]
 
 
 class Measured(dict[str, Any]):
-    """Figures of items that chose nothing, with what one of them is for each item.
+    """Figures of items that chose nothing, with what one of them is for each prompt, or other group.
 
     Attributes:
         name: The figure.
-        each: What it is, by item.
-        weights: What each item counts.
+        each: What it is, by group.
+        weights: What each group counts, all the same by default.
+        units: How many groups there are; of a figure that compares two kinds, groups of the rarer one.
     """
 
-    def __init__(self, figures: Mapping[str, Any], name: str, each: Sequence[float], weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        figures: Mapping[str, Any],
+        name: str,
+        each: Sequence[float],
+        weights: Sequence[float] | None = None,
+        units: int | None = None,
+    ) -> None:
         super().__init__(figures)
-        self.name, self.each, self.weights = name, each, weights
+        self.name, self.each, self.weights = name, each, [1.0] * len(each) if weights is None else weights
+        self.units = sum(each > 0 for each in self.weights) if units is None else units
 
-    def gain(self, over: Mapping[str, Any]) -> dict[str, Any]:
+    def gain(self, over: Mapping[str, Any] | None) -> dict[str, Any]:
         """By how much the figure is better than another one of the same items, with the paired 95 % interval.
 
         Args:
@@ -85,12 +98,37 @@ class Measured(dict[str, Any]):
         Returns:
             "gain" and "interval of gain". Nothing where the other is not of these items, or where fewer than two count.
         """
-        if not isinstance(over, Measured) or over.name != self.name or np.count_nonzero(self.weights) < 2:
+        units = min(self.units, over.units) if isinstance(over, Measured) and over.name == self.name else 0
+        if not isinstance(over, Measured) or units < 2:
             return {}
         sign = -1.0 if self.name in FALLING else 1.0
         differences = [sign * (own - other) for own, other in zip(self.each, over.each, strict=True)]
         mean = float(np.average(differences, weights=self.weights))
-        return {"gain": mean, "interval of gain": paired(differences, self.weights)}
+        return {"gain": mean, "interval of gain": paired(differences, self.weights, units)}
+
+
+def compared(
+    after: Mapping[str, Any],
+    baselines: Mapping[str, Mapping[str, Any] | None],
+    control: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Figures, and beside each of what they are compared with `Measured.gain` over it.
+
+    Args:
+        after: Of what was trained.
+        baselines: The same of what it is compared with, by name; None for what could not be measured.
+        control: The same of what was trained on shuffled labels.
+
+    Returns:
+        The figures, as "gain" a sentence of all gains, the "baselines" and the control.
+    """
+    others = {**baselines, CONTROL: control}
+    gains = {name: after.gain(each) if isinstance(after, Measured) else {} for name, each in others.items()}
+    beside = {name: None if each is None else rounded({**each, **gains[name]}) for name, each in others.items()}
+    shuffled = {} if control is None else {CONTROL: beside[CONTROL]}
+    known = {name: each["interval of gain"] for name, each in gains.items() if each}
+    said = {"gain": _said(known, after.units)} if known and isinstance(after, Measured) else {}
+    return {**rounded(after), **said, "baselines": {name: beside[name] for name in baselines}, **shuffled}
 
 
 def hold_out(groups: Sequence[Hashable], every: int) -> tuple[list[int], list[int]]:
@@ -127,16 +165,23 @@ class HeldOut(Generic[Item]):
     Attributes:
         choosing: The items by which the best step is chosen.
         tested: The others; the same where there is one item alone.
+        groups: Of the tested items the prompts, or what else they have in common; none where each stands for itself.
     """
 
     choosing: list[Item]
     tested: list[Item]
+    groups: Sequence[Hashable] = ()
 
     @classmethod
-    def of(cls, items: Sequence[Item]) -> HeldOut[Item]:
-        """Every other item for each."""
-        choosing = list(items[::2])
-        return cls(choosing, list(items[1::2]) if len(items) > 1 else choosing)
+    def of(cls, items: Sequence[Item], groups: Sequence[Hashable] = ()) -> HeldOut[Item]:
+        """Every other item for each half.
+
+        Args:
+            items: In the order of `hold_out`.
+            groups: Of all of them.
+        """
+        choosing, alone = list(items[::2]), len(items) < 2
+        return cls(choosing, choosing if alone else list(items[1::2]), groups if alone else groups[1::2])
 
     def report(
         self,
@@ -145,30 +190,15 @@ class HeldOut(Generic[Item]):
         unit: str = "texts",
         control: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """What a kind prints: what it was tested on, its figures, and those of its baselines.
+        """What a kind prints: what it was tested on, and `compared`.
 
         Args:
             after: What `measured` said of what was trained.
             baselines: The same of what it is compared with, by name.
             unit: What an item is, in the plural.
             control: The same of what was trained on shuffled labels.
-
-        Returns:
-            The figures. Beside each of what it is compared with stands `Measured.gain` over it, and as "gain" a
-            sentence of all of these.
         """
-        others = {**baselines, **({} if control is None else {CONTROL: control})}
-        gains = {name: after.gain(each) if isinstance(after, Measured) else {} for name, each in others.items()}
-        beside = {name: rounded({**each, **gains[name]}) for name, each in others.items()}
-        shuffled = {} if control is None else {CONTROL: beside.pop(CONTROL)}
-        said = _compared({name: each["interval of gain"] for name, each in gains.items() if each}, len(self.tested))
-        return {
-            "tested on": self.said(unit),
-            **rounded(after),
-            **({"gain": said} if said else {}),
-            "baselines": beside,
-            **shuffled,
-        }
+        return {"tested on": self.said(unit), **compared(after, baselines, control)}
 
     def said(self, unit: str = "texts") -> str:
         """What was tested on, for a report.
@@ -176,8 +206,9 @@ class HeldOut(Generic[Item]):
         Args:
             unit: What an item is, in the plural.
         """
-        alone = self.tested is self.choosing
-        return f"{len(self.tested)} {unit} that {'also chose the best step' if alone else 'chose nothing'}"
+        items, prompts, alone = len(self.tested), len(set(self.groups)), self.tested is self.choosing
+        said = f"{items} {unit}{f' of {prompts} prompts' if 0 < prompts < items else ''}"
+        return f"{said} that {'also chose the best step' if alone else 'chose nothing'}"
 
     def measured(
         self,
@@ -185,27 +216,31 @@ class HeldOut(Generic[Item]):
         name: str,
         weight: Callable[[Item], float] = lambda item: 1.0,
     ) -> Measured:
-        """Figures of the items that chose nothing, and a 95 % interval over items under "interval of".
+        """Figures of the items that chose nothing, and a 95 % interval over their groups under "interval of".
 
         Args:
             figures: Of items.
-            name: The figure that has an interval.
+            name: The figure that has an interval; None is that of one group alone.
             weight: What an item counts in the figure.
         """
-        whole, weights = figures(self.tested), [weight(item) for item in self.tested]
-        each = [figures([item])[name] for item in self.tested] if len(weights) > 1 else [whole[name]]
-        return Measured({**whole, f"interval of {name}": bootstrap(each, weights)}, name, each, weights)
+        whole, parts = figures(self.tested), dict[Hashable, list[Item]]()
+        for group, item in zip(self.groups or range(len(self.tested)), self.tested, strict=True):
+            parts.setdefault(group, []).append(item)
+        weights = [sum(map(weight, part)) for part in parts.values()]
+        each = [figures(part)[name] for part in parts.values()] if len(parts) > 1 else [whole[name]]
+        edges = bootstrap(each, weights) if len(parts) > 1 else None
+        return Measured({**whole, f"interval of {name}": edges}, name, each, weights)
 
 
-def _compared(gains: Mapping[str, Sequence[float]], items: int) -> str:
-    """A sentence of what is better, and than what; "" where nothing was compared.
+def _said(gains: Mapping[str, Sequence[float]], units: int) -> str:
+    """A sentence of what is better, and than what.
 
     Args:
         gains: Intervals, by what they are a gain over.
-        items: How many they are of.
+        units: How many groups of items they are of.
     """
-    if gains and items < _FEW:
-        return f"fewer than {_FEW} items were tested, too few to say what is better"
+    if units < _FEW:
+        return f"fewer than {_FEW} items or prompts were tested, too few to say what is better"
     kinds: dict[str, list[str]] = {}
     for name, (low, high) in gains.items():
         how = "better than" if low > 0 else "worse than" if high < 0 else "not shown to be better than"

@@ -162,7 +162,7 @@ def train_hmm(run: Run, corpus: Corpus) -> HMM:
     texts = [corpus[number].tokens.astype(np.int64) for number in learned]
     hmm, common = begun(texts, vocab_size, recipe, target.model.config.vocabulary)
     columns = hmm.columns.numpy()
-    known = HeldOut.of(held)
+    known = HeldOut.of(held, corpus.prompts(held))
     spelt, judged = [columns[text] for text in texts], [columns[corpus[number].tokens] for number in known.choosing]
 
     # Of the tokens that share a column, what each has of it, which no iteration changes.

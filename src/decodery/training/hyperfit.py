@@ -131,7 +131,7 @@ def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:
 
     remade, history = trained(learned, recipe.epochs * per_epoch, "training", "hyperfitting")
     mixed, _ = trained([_mixed(each) for each in learned], history.step, "training/control", "training the control")
-    change, known = remade.change(), HeldOut[int]([], list(range(len(others))))
+    change, known = remade.change(), HeldOut[int]([], list(range(len(others))), corpus.prompts(held))
 
     def tested(model: Transformer) -> Measured:
         scores = judged(model, [text.tokens for text in others], recipe.written)

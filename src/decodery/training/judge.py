@@ -17,11 +17,11 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.speculative.acceptance.judge import Head
 
 from .evaluation import figures
-from .held_out import CONTROL
+from .held_out import Measured, compared
 from .kind import ARGUMENT, Data, Kind, Run
 from .loop import History, TrainingPlan, batches, train
 from .mining import HELD_OUT, PLAIN, Examples, Mining, examples, read_questions
-from .ranking import auc
+from .ranking import auc, turned
 
 JUDGE = "judge.safetensors"
 
@@ -101,10 +101,10 @@ def fit(
     control, _, _ = trained(shuffled, out / "training" / "control")
     asked, wrong = list(map(str, found.question[testing])), (~right).tolist()
 
-    def plain(column: int) -> dict[str, Any]:
+    def plain(column: int) -> Measured:
         """Figures of a baseline, whose sense the learned examples say."""
-        sense = 1 if auc(found.plain[~held, column], ~found.valid[~held]) >= 0.5 else -1
-        return figures((sense * found.plain[testing, column]).tolist(), wrong, asked)
+        values, known = (found.plain[part, column].tolist() for part in (testing, ~held))
+        return figures(turned(values, known, (~found.valid[~held]).tolist()), wrong, asked)
 
     with torch.no_grad():
         scores, chance = logits(tested).sigmoid().numpy(), float(np.quantile(logits(others).sigmoid()[~truth], 0.9))
@@ -116,11 +116,13 @@ def fit(
         "held_out": int(held.sum()),
         "tested on": f"{len(set(asked))} questions that "
         + ("also chose the best step" if testing is choosing else "chose nothing"),
-        **figures((-scores).tolist(), wrong, asked),
         "threshold_90": round(chance, 4),
         "kept_at_threshold_90": round(float((scores[right] > chance).mean()), 4),
-        "baselines": {name: plain(column) for column, name in enumerate(PLAIN)},
-        CONTROL: figures((-control(tested)).tolist(), wrong, asked),
+        **compared(
+            figures((-scores).tolist(), wrong, asked),
+            {name: plain(column) for column, name in enumerate(PLAIN)},
+            figures((-control(tested)).tolist(), wrong, asked),
+        ),
     }
     head = Head(weight.detach(), bias, layer, facts, model)
     head.save(out / JUDGE)

@@ -18,7 +18,8 @@ from decodery.models.trained.artifact import TrainedPart
 from decodery.monitors.threshold import Threshold
 from decodery.step.monitor import Monitor
 
-from .evaluation import doubts, figures, lines_content
+from .evaluation import CHOSE_NOTHING, doubts, figures, lines_content
+from .held_out import compared
 from .kind import ARGUMENT, Data, Kind, Run, option
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
 from .ranking import parts
@@ -60,8 +61,7 @@ def calibrate(
     baselines = {"length": figures([sum(len(text) for _, text in each) for each in written], *known)}
     if all(text for each in written for _, text in each):
         baselines["mean log-probability"] = figures([float(np.mean(doubts(lm, each))) for each in written], *known)
-    said = {"unit": f"{unit}s", "tested on": "the test part, which chose nothing"}
-    return threshold, {**said, **own, "baselines": baselines}
+    return threshold, {"unit": f"{unit}s", "tested on": CHOSE_NOTHING, **compared(own, baselines)}
 
 
 def trained_part(monitor: Monitor) -> tuple[str, TrainedPart] | None:

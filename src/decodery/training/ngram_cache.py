@@ -52,10 +52,8 @@ def learn_contexts(
         contexts[order], rows[order] = _ranked(texts, likely, chances, order, width)
         progress("ranking", len(contexts), len(CONTEXTS))
     # A text that ended at once has no share of its own.
-    known, store = (
-        HeldOut.of([number for number in held if _written(corpus[number])] or held),
-        _filled(contexts, rows, width),
-    )
+    held = [number for number in held if _written(corpus[number])] or held
+    known, store = HeldOut.of(held, corpus.prompts(held)), _filled(contexts, rows, width)
     rates = SuccessorRates(len(CONTEXTS), width)
     for number in known.choosing:
         _hits(corpus[number], store, rates)

@@ -76,7 +76,11 @@ def train_orpo(run: Run, pairs: Sequence[Sequence[str]]) -> dict[str, Any]:
         losses = orpo(better, worse, recipe.weight)
         return {"loss": float(losses.mean()), "preferred": float((better > worse).float().mean())}
 
-    return learner.train(loss, figures, held, "loss", recipe, pairs=len(pairs), data=content([list(pairs), split]))
+    return learner.train(
+        *(loss, figures, held, "loss", recipe, [pairs[at][0] for at in split[1]]),
+        pairs=len(pairs),
+        data=content([list(pairs), split]),
+    )
 
 
 @dataclass(frozen=True)

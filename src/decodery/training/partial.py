@@ -19,7 +19,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.transformer import Transformer
 
 from .fitting import fit
-from .held_out import HeldOut
+from .held_out import HeldOut, hold_out
 from .kind import ARGUMENT, NON_NEGATIVE, PLAIN, Bounded, Data, Kind, Run, bounded, option
 from .lines import read_texts
 from .loop import TrainingPlan, batches, content
@@ -27,11 +27,11 @@ from .loop import TrainingPlan, batches, content
 Pair = tuple[Ordered[int], Ordered[int]]
 PARTIAL = "partial.safetensors"
 _HELD = 10
-"""One pair in so many is kept for validation."""
+"""One source in so many is held out with its pairs."""
 
 
 def train_partial(run: Run, pairs: Ordered[Pair]) -> PartialWeights:
-    """A second attention, trained on nine in ten pairs (source ids, target ids).
+    """A second attention, trained on pairs (source ids, target ids), those of nine in ten sources.
 
     The loss is the cross-entropy of the targets. The model stays as it is. The facts say the cross-entropy of held-out
     targets, in nats per token, beside that of the model alone.
@@ -40,10 +40,12 @@ def train_partial(run: Run, pairs: Ordered[Pair]) -> PartialWeights:
     last = 1 if recipe.last is None else recipe.last
     if not isinstance(model, Transformer) or not 1 <= last <= model.config.num_layers:
         raise SettingsError("partial attention needs one of this package's own models, and from 1 to all of its layers")
-    known = HeldOut.of(pairs[_HELD - 1 :: _HELD])
-    learned = [pair for number, pair in enumerate(pairs) if number % _HELD != _HELD - 1]
-    if not learned or not known.choosing:
-        raise SettingsError(f"partial attention learns from at least {_HELD} pairs, not {len(pairs)}")
+    sources = [tuple(source) for source, _ in pairs]
+    split = hold_out(sources, _HELD)
+    learned, held = ([pairs[number] for number in part] for part in split)
+    known = HeldOut.of(held, [sources[number] for number in split[1]])
+    if len(pairs) < _HELD or not held:
+        raise SettingsError(f"partial attention learns from at least {_HELD} pairs of two sources, not {len(pairs)}")
     weights = PartialWeights.initial(model, recipe.seed, last=recipe.last, reset=recipe.reset)
     chosen = batches(len(learned), recipe.batch, recipe.seed)
     fitted = fit(
@@ -152,7 +154,7 @@ KINDS = {
         """Train a second attention that reads the prompt alone, for the source partial-attention.
 
         PAIRS holds one JSON object a line: {"source": ..., "target": ...}. The model does not change; load it in
-        floating point to use the attention. One pair in ten is held out.""",
+        floating point to use the attention. One source in ten is held out.""",
         _learn,
         f"The second attention is ready: --logits-source partial-attention:weights={{out}}/{PARTIAL}",
         (SourcePairs(), PartialSettings()),

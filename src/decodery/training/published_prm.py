@@ -64,9 +64,12 @@ def train_published_prm(
         tokens, rows = form.rows(prompt, text)
         more = "label steps that blank lines separate"
         wanted = labels_of_steps(reward, steps, len(rows), "between blank lines", more)
-        found = states_of(model, (), tokens, model.config.num_layers)[rows]
+        # A step without text is its line's end alone.
+        doubts, first = list[float](), form.rows(prompt, "")[1][0]
+        found = states_of(model, (), tokens, model.config.num_layers, doubts)[rows]
         normed = model.final_norm(found.to(model.dtype)).float().cpu()
-        (tested if prompt in held else learned).add(normed, wanted, rows, prompt)
+        places = [row - first for row in rows]
+        (tested if prompt in held else learned).add(normed, wanted, places, doubts[max(first, 1) - 1 :], prompt)
         progress("reading texts", number + 1, len(judged))
     if not tested.labels or any(len(set(each.labels)) < 2 for each in (learned, tested)):
         raise SettingsError("the steps to learn from or to validate with all have one label: give more prompts")
@@ -77,7 +80,7 @@ def train_published_prm(
     seen, _ = tested.joined
     values = {
         "tested on": f"{len(held)} prompts that chose nothing",
-        **tested.reported(seen @ weight + bias, seen @ control, float(known.mean())),
+        **tested.reported(seen @ weight + bias, seen @ control, learned),
     }
     _write(source, out, config, weight, bias)
     return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from typing import Any, TypeVar
 
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
+
+from .held_out import Measured
 
 Item = TypeVar("Item")
 PARTS = {"train": 0.5, "validation": 0.15, "calibration": 0.15, "test": 0.2}
@@ -85,6 +87,43 @@ def interval(
         found.append(statistic(values[taken], labels[taken]))
     low, high = np.nanpercentile(found, (2.5, 97.5))
     return float(low), float(high)
+
+
+def turned(values: Ordered[float], known: Ordered[float], labels: Ordered[bool]) -> list[float]:
+    """Values of a baseline, with the sign by which they rise with labels where these are known.
+
+    Args:
+        known: Such values of what was learned from.
+        labels: Of these.
+    """
+    # nan where there is one kind alone.
+    sign = -1 if auroc(known, labels) < 0.5 else 1
+    return [sign * each for each in values]
+
+
+def ranked(
+    figures: Mapping[str, Any],
+    name: str,
+    scores: Ordered[float],
+    wrong: Ordered[Any],
+    groups: Ordered[str],
+    statistic: Callable[[np.ndarray, np.ndarray], float] = auroc,
+) -> Measured:
+    """Figures with what each group counts in one of them, for `Measured.gain`: a jackknife over groups.
+
+    Args:
+        name: The figure, `statistic` of scores and what is known.
+        wrong: Whether an item is what is looked for, or for other statistics a number.
+    """
+    values, labels = np.asarray(scores, dtype=float), np.asarray(wrong)
+    names, member = np.unique(np.asarray(groups), return_inverse=True)
+    held = [len(set(member[labels == kind].tolist())) for kind in (False, True)] if labels.dtype == bool else []
+    units = min([len(names), *held])
+    if units < 2:
+        return Measured(figures, name, (), units=units)
+    without = np.array([statistic(values[member != at], labels[member != at]) for at in range(len(names))])
+    each = statistic(values, labels) + (len(names) - 1) * (without.mean() - without)
+    return Measured(figures, name, each.tolist(), units=units)
 
 
 def logistic(

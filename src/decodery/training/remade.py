@@ -179,7 +179,7 @@ def learn(remade: Remade, run: Run, corpus: Corpus, remaking: Remaking) -> Learn
     target, recipe = run.loaded, run.of(CopyRecipe)
     original = remade.original
     learned, held = corpus.split_for(original.vocab_size, target.name)
-    known = HeldOut.of([corpus[number] for number in held[:_HELD]])
+    known = HeldOut.of([corpus[number] for number in held[:_HELD]], corpus.prompts(held[:_HELD]))
     validation = whole_batch(known.choosing, original)
     batch = batches(len(learned), recipe.batch, recipe.seed)
 

@@ -17,8 +17,9 @@ from decodery.models.protocol import LanguageModel
 from decodery.scorers.process_reward import ProcessHead
 
 from .evaluation import figures
-from .held_out import CONTROL
+from .held_out import Measured, compared
 from .loop import TrainingPlan, batches, train
+from .ranking import turned
 from .tensors import float_tensor, normal, zeros
 
 PRM = "process-reward.safetensors"
@@ -74,18 +75,32 @@ def fitted(
 
 @dataclass
 class StepExamples:
-    """The ends of steps: states [n, hidden] there, labels, how long the texts are until then, and prompts."""
+    """The ends of steps: states [n, hidden] there, labels, length and doubt until then, and prompts."""
 
     states: list[torch.Tensor] = field(default_factory=list)
     labels: list[float] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    places: list[float] = field(default_factory=list)
+    doubts: list[float] = field(default_factory=list)
     prompts: list[str] = field(default_factory=list)
 
-    def add(self, states: torch.Tensor, labels: Sequence[float], places: Sequence[int], prompt: str) -> None:
-        """Those of a text."""
+    def add(
+        self,
+        states: torch.Tensor,
+        labels: Sequence[float],
+        places: Sequence[int],
+        doubts: Sequence[float],
+        prompt: str,
+    ) -> None:
+        """Those of a text.
+
+        Args:
+            places: The ends of steps among its tokens.
+            doubts: -log p of its tokens, of which each end has the mean until then.
+        """
         self.states.append(states)
         self.labels.extend(labels)
         self.places.extend(places)
+        self.doubts.extend((np.cumsum(doubts)[list(places)] / (np.array(places) + 1)).tolist())
         self.prompts.extend([prompt] * len(places))
 
     @property
@@ -93,23 +108,29 @@ class StepExamples:
         """[n, hidden] states and [n] labels."""
         return torch.cat(self.states), float_tensor(self.labels)
 
-    def reported(self, logits: torch.Tensor, control: torch.Tensor, mean: float) -> dict[str, Any]:
+    def reported(self, logits: torch.Tensor, control: torch.Tensor, learned: StepExamples) -> dict[str, Any]:
         """How well a head tells beginnings that go wrong, beside what it is compared with.
 
         Args:
             logits: [n] of these beginnings.
             control: [n] those of the same training on shuffled rewards.
-            mean: Of the rewards that it learned from.
+            learned: What it learned from.
         """
-        truth = float_tensor(self.labels)
-        wrong, constant = (truth <= 0.5).tolist(), torch.full_like(truth, mean).logit()
-        cost = {"cross_entropy": round(float(binary_cross_entropy_with_logits(constant, truth)), 4)}
-        return {
-            **figures((-logits).tolist(), wrong, self.prompts),
-            "cross_entropy": round(float(binary_cross_entropy_with_logits(logits, truth)), 4),
-            "baselines": {"length": figures(self.places, wrong, self.prompts), "always the mean": cost},
-            CONTROL: figures((-control).tolist(), wrong, self.prompts),
+        truth, known = float_tensor(self.labels), float_tensor(learned.labels)
+        wrong, taught = (truth <= 0.5).tolist(), (known <= 0.5).tolist()
+
+        def ranks(scores: Sequence[float]) -> Measured:
+            return figures(scores, wrong, self.prompts)
+
+        own, always = ranks((-logits).tolist()), ranks([0.0] * len(wrong))
+        for found, said in ((own, logits), (always, known.mean().logit().expand(len(truth)))):
+            found["cross_entropy"] = float(binary_cross_entropy_with_logits(said, truth))
+        baselines = {
+            "length": ranks(turned(self.places, learned.places, taught)),
+            "mean log-probability": ranks(turned(self.doubts, learned.doubts, taught)),
+            "always the mean": always,
         }
+        return compared(own, baselines, ranks((-control).tolist()))
 
 
 def labels_of_steps(reward: float, labels: Sequence[float] | None, steps: int, which: str, more: str) -> list[float]:

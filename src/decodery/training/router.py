@@ -23,11 +23,11 @@ from decodery.search.base import Search
 from decodery.search.router import RouterHead
 
 from .data import read_prompts
-from .held_out import HeldOut
+from .held_out import HeldOut, Measured
 from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
 from .loop import content, even_plan
 from .loop import train as learn
-from .ranking import interval
+from .ranking import interval, ranked
 from .tensors import float_tensor, int_tensor
 from .value import states_of
 
@@ -112,10 +112,10 @@ def fit_router(
     test = found.of(found.text % (2 * _HELD_OUT) == 2 * _HELD_OUT - 1)
     places = torch.tensor([int((test.text[:at] == text).sum()) for at, text in enumerate(test.text)], device="cpu")
 
-    def tested(scores: torch.Tensor) -> dict[str, Any]:
-        groups, wanted = list(map(str, test.text.tolist())), test.advantage.tolist()
-        edges = [round(each, 4) for each in interval(scores.tolist(), wanted, groups, _spearman)]
-        return {"spearman": spearman(scores, test.advantage), "interval of spearman": edges}
+    def tested(scores: torch.Tensor) -> Measured:
+        known = scores.tolist(), test.advantage.tolist(), list(map(str, test.text.tolist())), _spearman
+        edges = [round(each, 4) for each in interval(*known)]
+        return ranked({"spearman": spearman(scores, test.advantage), "interval of spearman": edges}, "spearman", *known)
 
     known = HeldOut([0], list(dict.fromkeys(test.text.tolist())))
     report = known.report(

@@ -23,7 +23,8 @@ from decodery.monitors.turns import TurnRecorder, Turns
 from .activations import Answered, Sites
 from .built_in import built_in_data
 from .checkable import CheckableQuestion
-from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
+from .evaluation import ALONE, CHOSE_NOTHING, Evaluation, MonitorContext, keep_evaluated
+from .held_out import compared
 from .kind import ARGUMENT, Data, Kind, Run, option
 from .labelled import LabelledChat, is_labelled, read_chats
 from .lines import read_objects
@@ -236,7 +237,8 @@ def evaluated(heard: Ordered[ReadConversation], train: Callable[..., Probe], see
             "length of the turn": lambda each: len(each.question.prompt),
         },
     )
-    return probe, report | {"turns": turns.tested(probe, judged(heard), seed)}
+    found = compared(*turns.tested(probe, judged(heard), seed))
+    return probe, report | {"turns": {"tested on": CHOSE_NOTHING, **found}}
 
 
 def relabelled(one: ReadConversation, other: ReadConversation) -> ReadConversation:

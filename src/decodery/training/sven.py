@@ -17,7 +17,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.trained.prefix import KVPrefix, Prefixes
 
 from .fitting import fit
-from .held_out import HeldOut
+from .held_out import HeldOut, hold_out
 from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Kind, Run, bounded, option
 from .kind_data import validation
 from .loop import History, TrainingPlan, batches, content
@@ -26,8 +26,8 @@ from .traced import TracedCache, differentiable
 
 CONTROLS = ("secure", "unsafe")
 """What the prefixes are called: that of programs after the fix, and before it."""
-_HELD_OUT = 10
-"""Of so many pairs one is kept for validation."""
+_HELD_OUT = 8
+"""Of so many pairs one is held out."""
 
 
 @dataclass(frozen=True)
@@ -158,19 +158,20 @@ class SVENTrainee:
 def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, History]:
     """Train the prefixes "secure" and "unsafe" on pairs, for `sven`. Only the prefixes learn.
 
-    One pair in ten is held out, and the step with the least loss on half of these is what remains.
+    One pair in eight is held out, and the step with the least loss on half of these is what remains.
     """
     target, recipe = run.floating, run.of(SVENRecipe)
     model = differentiable(target.model, "prefixes")
-    held = set(np.random.default_rng(0).permutation(len(pairs))[: len(pairs) // _HELD_OUT].tolist())
-    parts = [[pair for number, pair in enumerate(pairs) if (number in held) is kept] for kept in (False, True)]
-    programs, others = (programs_of(target.tokenizer, part) for part in parts)
-    if not programs or not others:
+    # Both programs of a pair have most of their text in common.
+    found = [(each, number) for number, pair in enumerate(pairs) for each in programs_of(target.tokenizer, [pair])]
+    split = hold_out([number for _, number in found], _HELD_OUT)
+    programs, others = ([found[at][0] for at in part] for part in split)
+    if len(pairs) < _HELD_OUT or not programs or not others:
         raise PromptError(
             f"{len(pairs)} pairs leave nothing to learn from or nothing to validate with: give at least {_HELD_OUT}, "
             f"none longer than {MOST_TOKENS} tokens"
         )
-    trainee, known = SVENTrainee(model, recipe), HeldOut.of(others)
+    trainee, known = SVENTrainee(model, recipe), HeldOut.of(others, [found[at][1] for at in split[1]])
     batch = batches(len(programs), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
     settings = {
@@ -192,9 +193,9 @@ def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, Histor
     counts = {"pairs": len(pairs), "programs": len(programs), "steps": fitted.history.step}
     facts = fitted.facts(recipe, vocabulary=model.config.vocabulary, **counts)
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
-    found = Prefixes(learned, facts, model.fingerprint)
-    found.save(run.out / Prefixes.FILE)
-    return found, fitted.history
+    prefixes = Prefixes(learned, facts, model.fingerprint)
+    prefixes.save(run.out / Prefixes.FILE)
+    return prefixes, fitted.history
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class Fixes(Data):
     """Programs before and after a fix."""
 
     NOTE = """PAIRS holds one JSON object a line, {"before": ..., "after": ...}: the same program before and after a
-    fix. The default is 100 built-in pairs about security. One pair in ten is held out."""
+    fix. The default is 100 built-in pairs about security. One pair in eight is held out."""
 
     pairs: Path | None = field(default=None, metadata=ARGUMENT)
 

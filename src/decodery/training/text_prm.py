@@ -94,8 +94,10 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
             which, more = f"that end with {recipe.delimiter!r}", "give the delimiter by which its steps were labelled"
             of_steps = labels_of_steps(each.reward, each.labels, len(ends), which, more)
             if ends and len(prompt) + len(each.text) <= model.config.max_positions:
-                states = read_on(model, after(prompt).fork(), each.text, tap).float()[ends]
-                parts[held].add(states, of_steps, ends, str(number))
+                # The first token's probability is that after the prompt's last one.
+                doubts, last = [] if prompt else [0.0], prompt[-1:]
+                states = read_on(model, after(prompt[:-1]).fork(), [*last, *each.text], tap, doubts)[len(last) :]
+                parts[held].add(states.float()[ends], of_steps, ends, doubts, str(number))
         run.progress("reading texts", number + 1, len(groups))
     for known, name in zip(parts, ("learn from", "validate with"), strict=False):
         if len(set(known.labels)) < 2:
@@ -120,11 +122,11 @@ def train_text_prm(run: Run, judged: Sequence[JudgedText]) -> ProcessHead:
     }
     alone = len({label > 0.5 for label in parts[2].labels}) < 2
     tested = parts[1] if alone else parts[2]
-    states, mean = tested.joined[0], float(learned[1].mean())
+    states, _ = tested.joined
     said = "also chose the best step" if alone else "chose nothing"
     facts["validation"] = {
         "tested on": f"{len(set(tested.prompts))} prompts that {said}",
-        **tested.reported(head.logits(states), control.logits(states), mean),
+        **tested.reported(head.logits(states), control.logits(states), parts[0]),
     }
     found = replace(head, facts=facts)
     found.save(run.out / PRM)

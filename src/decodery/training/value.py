@@ -29,7 +29,7 @@ from .held_out import HeldOut, Measured
 from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
 from .lines import named_texts, read_json_lines, read_objects
 from .restart import compared
-from .tensors import zeros
+from .tensors import int_tensor, zeros
 
 _TOGETHER = 16
 _CHUNK = 512
@@ -185,19 +185,36 @@ def _sample(
     return texts
 
 
-def states_of(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int) -> torch.Tensor:
-    """[output, hidden] float64: the states of the output tokens, as many as fit the model's context."""
+def states_of(
+    model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int, doubts: list[float] | None = None
+) -> torch.Tensor:
+    """[output, hidden] float64: the states of the output tokens, as many as fit the model's context.
+
+    Args:
+        doubts: See `read_on`.
+    """
     tokens = [*prompt, *output][: model.config.max_positions]
-    return read_on(model, model.new_cache(), tokens, tap)[len(prompt) :].double()
+    return read_on(model, model.new_cache(), tokens, tap, doubts)[len(prompt) :].double()
 
 
 @torch.no_grad()
-def read_on(model: LanguageModel, cache: KVCache, tokens: Ordered[int], tap: int) -> torch.Tensor:
-    """[tokens, hidden] states after so many layers of tokens after those in a cache, which keeps them."""
+def read_on(
+    model: LanguageModel, cache: KVCache, tokens: Ordered[int], tap: int, doubts: list[float] | None = None
+) -> torch.Tensor:
+    """[tokens, hidden] states after so many layers of tokens after those in a cache, which keeps them.
+
+    Args:
+        doubts: Gets -log p of each of these tokens but the first, in nats.
+    """
     parts = []
     for start in range(0, len(tokens), _CHUNK):
-        segment = Segment.chunk(tokens[start : start + _CHUNK], cache, logit_rows=[])
-        parts.append(model.forward(Batch([segment]), taps=[tap]).hidden[tap].cpu())
+        following = [] if doubts is None else list(tokens[start + 1 : start + 1 + _CHUNK])
+        segment = Segment.chunk(tokens[start : start + _CHUNK], cache, logit_rows=range(len(following)))
+        scores = model.forward(Batch([segment]), taps=[tap])
+        if doubts is not None and following:
+            laws = scores.logits.float().log_softmax(dim=-1)
+            doubts += (-laws.cpu().gather(1, int_tensor(following)[:, None])[:, 0]).tolist()
+        parts.append(scores.hidden[tap].cpu())
         cache.keep(range(len(segment)))
     return torch.cat(parts) if parts else zeros(0, model.config.hidden_size)
 
@@ -235,10 +252,14 @@ def _learn(run: Run) -> dict[str, Any]:
     found = given.read()
     places = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _, _ in found))}
 
+    asked: list[str] = []
+
     def judged(held: bool) -> Iterator[Judged]:
         for number, (prompt, text, reward) in enumerate(found, start=1):
             if (places[prompt] % _HELD == _HELD - 1) == held:
                 tokens = lm.encode(prompt, apply_chat_template=given.apply_chat_template)
+                if held:
+                    asked.append(prompt)
                 yield tokens, lm.tokenizer.encode(text, special=False), reward
             run.progress("reading texts", number, len(found))
 
@@ -255,14 +276,14 @@ def _learn(run: Run) -> dict[str, Any]:
             (states_of(lm.model, prompt, text, head.tap)[-1], reward) for prompt, text, reward in judged(held=True)
         ]
     head.save(run.out)
-    return _error([(float(state @ head.weight.double() + head.bias), reward) for state, reward in tested])
+    return _error([(float(state @ head.weight.double() + head.bias), reward) for state, reward in tested], asked)
 
 
-def _error(tested: Ordered[tuple[float, float]]) -> dict[str, Any]:
+def _error(tested: Ordered[tuple[float, float]], prompts: Ordered[str]) -> dict[str, Any]:
     """The report of values beside the rewards of held-out texts: the squared error, and that of one value for all."""
     if len(tested) < 2:
         return {"tested on": "nothing: there are too few prompts to hold some out"}
-    known, mean = HeldOut([], list(tested)), sum(reward for _, reward in tested) / len(tested)
+    known, mean = HeldOut([], list(tested), prompts), sum(reward for _, reward in tested) / len(tested)
 
     def error(of: Callable[[float], float]) -> Measured:
         return known.measured(lambda some: {"error": sum((of(a) - b) ** 2 for a, b in some) / len(some)}, "error")

@@ -213,8 +213,8 @@ def test_wrong_inputs_are_named(target: LoadedModel, tmp_path: Path) -> None:
             read_pairs(path)
     path.write_text(json.dumps({"before": "a", "after": "b"}))
     assert read_pairs(path) == [ProgramPair("a", "b")]
-    with pytest.raises(PromptError, match="give at least 10"):
-        train_sven(Run(target, tmp_path / "few"), PAIRS[:9])
+    with pytest.raises(PromptError, match="give at least 8"):
+        train_sven(Run(target, tmp_path / "few"), PAIRS[:7])
     integers = replace(target, model=to_int8(target.model))
     with pytest.raises(SettingsError, match="floating point"):
         train_sven(Run(integers, tmp_path / "int8"), PAIRS)

@@ -221,8 +221,12 @@ def test_an_autoencoder_finds_planted_features_and_is_measured_on_other_rows(tmp
     assert report["L0"] <= 3 and report["unexplained variance"] < 0.25
     low, high = report["interval"]
     assert low <= report["unexplained variance"] <= high
+    name, whole = "unexplained variance", torch.cat(tested)
     components, shuffled = report["baselines"].values()
-    assert components > 0.35 and shuffled > 1
+    left = torch.linalg.svdvals(whole - whole.mean(dim=0)).square()[round(report["L0"]) :].sum()
+    assert components[name] == pytest.approx(float(left / (whole - whole.mean(dim=0)).square().sum()), abs=1e-3)
+    assert components[name] > 0.35 and shuffled[name] > 1 and report["gain"].startswith("fewer than 6")
+    assert shuffled["gain"] == pytest.approx(shuffled[name] - report[name], abs=2e-4)
     never = SparseAutoencoder(found.encoder, found.bias - 1e9, found.decoder, found.shift, "relu")
     empty = measured(never, tested)
     assert empty["dead features"] == 1.0 and empty["L0"] == 0 and empty["unexplained variance"] > 0.9

@@ -31,8 +31,9 @@ from decodery.training.activations import Answered, collect
 from decodery.training.checkable import CheckableQuestion, built_in
 from decodery.training.codebook import CodebookSettings, train_codebook
 from decodery.training.cut import parameters
-from decodery.training.evaluation import CONTROL, Evaluation, MonitorContext, doubts
+from decodery.training.evaluation import Evaluation, MonitorContext, doubts
 from decodery.training.head_texts import Read
+from decodery.training.held_out import CONTROL
 from decodery.training.los import highest, train_los
 from decodery.training.probe import train_probe, trial, worst
 from decodery.training.ranking import parts
@@ -102,10 +103,12 @@ def test_the_report_is_of_a_part_that_chose_nothing_and_has_baselines_and_a_cont
     assert found["auroc by seed"][0] == found["auroc"] and all(0.2 < each < 0.8 for each in found["auroc by seed"])
     # A word that goes with the label is found where nothing is tested.
     assert found["baselines"]["bag of words"]["auroc"] > 0.9
+    assert found["baselines"]["bag of words"]["interval of gain"][1] < 0
+    assert found["gain"] == f"worse than length, bag of words; not shown to be better than {CONTROL}"
     control = found[CONTROL]
     assert control["interval"][0] <= 0.5 <= control["interval"][1]
     json.dumps(found, allow_nan=False)
-    lone = trial.tested({}, [replace(each, wrong=False) for each in items], 0)
+    lone, _ = trial.tested({}, [replace(each, wrong=False) for each in items], 0)
     assert lone["auroc"] is None and lone["interval"] is None and lone["flagged of wanted"] is None
 
 
@@ -285,6 +288,9 @@ def test_codes_are_compared_on_texts_that_nothing_was_learned_from() -> None:
     low, high = found["interval"]
     assert low <= found["more than without"] <= high and found["tested on"] == "6 texts that chose nothing"
     assert set(found["baselines"]) == {"codes as begun", "random codes", "the mean alone"}
+    begun = found["baselines"]["codes as begun"]
+    # Less is better.
+    assert begun["gain"] == pytest.approx(begun["more than without"] - found["more than without"], abs=2e-4)
     # Another state's codes say something else than its own.
     assert found[CONTROL]["more than without"] != found["more than without"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,8 +133,8 @@ def test_rates_are_counted_on_texts_that_chose_nothing(
 ) -> None:
     known, counted = list[HeldOut[TrainingText]](), list[TrainingText]()
 
-    def held_out(items: Sequence[TrainingText]) -> HeldOut[TrainingText]:
-        known.append(HeldOut.of(items))
+    def held_out(items: Sequence[TrainingText], prompts: Sequence[Hashable]) -> HeldOut[TrainingText]:
+        known.append(HeldOut.of(items, prompts))
         return known[-1]
 
     def rates(self: AheadTrainee, texts: Sequence[TrainingText], progress: object) -> torch.Tensor:

@@ -144,7 +144,7 @@ def test_a_copy_learns_back_what_its_form_takes(
     recipe = CopyRecipe(steps=40, batch=8, lr=3e-3)
     scores = train_copy(Run(target, tmp_path / "copy", (recipe,)), written, REMAKINGS[name])
     assert scores["cross_entropy"] < scores["baselines"]["untrained"]["cross_entropy"]
-    assert scores["tested on"].endswith(" texts that chose nothing")
+    assert scores["tested on"].endswith(" prompts that chose nothing")
     assert all(torch.equal(old, new) for old, new in zip(before, tensors(target), strict=True))
     copy = load(tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "report.json").read_text())["of"] == "tiny"

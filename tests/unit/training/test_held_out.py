@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.training import loop
 from decodery.training.card import CARD, check_folder, write_card
-from decodery.training.held_out import HeldOut, Measured, bootstrap, hold_out, paired
+from decodery.training.corpus import Corpus, TrainingText, claim, shard_path, write_shard
+from decodery.training.evaluation import figures
+from decodery.training.held_out import HeldOut, Measured, bootstrap, compared, hold_out, paired
 
 
 def test_half_chooses_and_the_other_half_is_tested() -> None:
@@ -152,6 +154,87 @@ def held_by(interval: Callable[[list[float]], list[float]], size: int, trials: i
         low, high = interval(np.random.default_rng(trial).normal(0.0, 1.0, size).tolist())
         found += low <= 0 <= high
     return found / trials
+
+
+def texts_of_prompts(trial: int) -> tuple[list[float], list[int]]:
+    """Figures of 5 texts of each of 20 prompts, which have more in common than they differ, and their prompts."""
+    random = np.random.default_rng(trial)
+    values = random.normal(0.0, 1.0, (20, 1)) + random.normal(0.0, 0.3, (20, 5))
+    return values.flatten().tolist(), np.repeat(np.arange(20), 5).tolist()
+
+
+def test_texts_of_one_prompt_are_one_item_of_an_interval() -> None:
+    held = {"prompts": 0, "texts": 0}
+    for trial in range(200):
+        values, prompts = texts_of_prompts(trial)
+        for name, groups in (("prompts", prompts), ("texts", [])):
+            found = HeldOut([], values, groups).measured(lambda some: {"mean": float(np.mean(some))}, "mean")
+            low, high = found["interval of mean"]
+            held[name] += low <= 0 <= high
+    assert 0.88 < held["prompts"] / 200 <= 0.99 and held["texts"] / 200 < 0.7
+    known = HeldOut.of([1.0, 2.0, 3.0, 4.0, 5.0, 8.0], ["a", "b", "a", "c", "a", "c"])
+    assert known.said() == "3 texts of 2 prompts that chose nothing"
+    found = known.measured(lambda some: {"mean": float(np.mean(some))}, "mean", lambda item: item)
+    assert (found.each, found.weights, found.units) == ([2.0, 6.0], [2.0, 12.0], 2)
+    alone = replace(known, groups=["b", "b", "b"]).measured(lambda some: {"mean": float(np.mean(some))}, "mean")
+    assert alone["interval of mean"] is None and not alone.gain(alone)
+
+
+def test_texts_of_a_corpus_have_the_prompts_that_they_begin_with(tmp_path: Path) -> None:
+    begun = [[1, 2, 3], [1, 2], [1, 2], [1], [1]]
+    claim(tmp_path, {}, 9)
+    texts = [TrainingText(np.array([*prompt, 4, 5], dtype=np.int32), len(prompt)) for prompt in begun]
+    write_shard(shard_path(tmp_path, 0), texts, 0)
+    prompts = Corpus(tmp_path).prompts(range(5))
+    # One that begins a text is no prompt that texts have in common.
+    assert prompts[1] == prompts[2] and len(set(prompts)) == 4
+
+
+def rankings(trial: int, prompts: int = 24) -> tuple[list[float], list[float], list[bool], list[str]]:
+    """Scores of two equally good judges of 6 answers each to some prompts, which are right or wrong, and the prompts.
+
+    Each judge is fond of some prompts, for all of their answers.
+    """
+    random = np.random.default_rng(trial)
+    wrong = np.repeat(random.random(prompts) < 0.5, 6)
+    one, other = (
+        wrong + np.repeat(random.normal(0, 1, prompts), 6) + random.normal(0, 0.3, len(wrong)) for _ in range(2)
+    )
+    return one.tolist(), other.tolist(), wrong.tolist(), np.repeat(np.arange(prompts).astype(str), 6).tolist()
+
+
+@pytest.mark.parametrize("prompts", [10, 24])
+def test_the_gain_in_auroc_over_a_baseline_is_of_whole_prompts(prompts: int) -> None:
+    def wide(groups: Callable[[list[str]], list[str]], trial: int) -> list[float] | None:
+        one, other, wrong, asked = rankings(trial, prompts)
+        gain = figures(one, wrong, groups(asked)).gain(figures(other, wrong, groups(asked)))
+        return gain.get("interval of gain")
+
+    held: dict[str, list[bool]] = {"prompts": [], "answers": []}
+    for trial in range(150):
+        for name, groups in (("prompts", list), ("answers", lambda asked: [*map(str, range(len(asked)))])):
+            if edges := wide(groups, trial):  # type: ignore[arg-type]
+                held[name].append(edges[0] <= 0 <= edges[1])
+    assert 0.9 < np.mean(held["prompts"]) <= 0.995 and np.mean(held["answers"]) < 0.8
+
+
+def test_the_gain_in_auroc_says_over_what_and_nothing_of_too_few_prompts() -> None:
+    wrong, asked = [True, False] * 30, [str(number // 4) for number in range(60)]
+    random = np.random.default_rng(0)
+    good, plain = ((scale * np.array(wrong) + random.normal(size=60)).tolist() for scale in (3.0, 0.5))
+    own, baseline, noise = (figures(each, wrong, asked) for each in (good, plain, random.normal(size=60).tolist()))
+    report = compared(own, {"length": baseline, "nothing": None}, noise)
+    beside = report["baselines"]["length"]
+    assert beside["gain"] == pytest.approx(own["auroc"] - baseline["auroc"], abs=2e-4)
+    assert beside["interval of gain"][0] > 0 and own["groups"] == 15 and report["baselines"]["nothing"] is None
+    assert report["gain"] == "better than length, shuffled labels" and report["shuffled labels"]["gain"] > 0.2
+    same = compared(own, {"itself": own})
+    assert same["gain"] == "not shown to be better than itself" and same["baselines"]["itself"]["gain"] == 0
+    # The rarer kind is of too few prompts to say anything, and of one alone nothing can be taken away.
+    few = [label and int(group) < 4 for label, group in zip(wrong, asked, strict=True)]
+    assert compared(figures(good, few, asked), {"length": figures(plain, few, asked)})["gain"].startswith("fewer")
+    one = [label and group == "0" for label, group in zip(wrong, asked, strict=True)]
+    assert not figures(good, one, asked).gain(figures(plain, one, asked))
 
 
 def test_an_item_counts_by_its_weight() -> None:

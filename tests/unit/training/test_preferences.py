@@ -93,8 +93,10 @@ def test_pairs_of_a_held_out_prompt_are_not_learned_from(tmp_path: Path, monkeyp
         learned.update(map(prompt, texts))
         return [torch.full((2,), -1.0)] * len(texts)
 
-    def train(self: AdapterLearner, loss: Any, figures: Any, held: Any, *rest: Any, **more: Any) -> dict[str, Any]:
-        known.append(HeldOut.of(held))
+    def train(
+        self: AdapterLearner, loss: Any, figures: Any, held: Any, metric: str, recipe: Any, groups: Any, **more: Any
+    ) -> dict[str, Any]:
+        known.append(HeldOut.of(held, groups))
         for step in range(20):
             loss(step)
         return {}
@@ -104,6 +106,7 @@ def test_pairs_of_a_held_out_prompt_are_not_learned_from(tmp_path: Path, monkeyp
     lm = tiny_lm()
     train_orpo(Run(lm, tmp_path, (ORPORecipe(batch=4), FORM)), pairs)
     chose, tested = ({prompt(better) for better, _ in some} for some in (known[0].choosing, known[0].tested))
+    assert len(set(known[0].groups)) == 1 and known[0].said("pairs") == "10 pairs of 1 prompts that chose nothing"
     assert len(learned) == 2 and len(chose) == len(tested) == 1 and not learned & chose | tested & (learned | chose)
 
 

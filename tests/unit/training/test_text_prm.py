@@ -15,7 +15,10 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.scorers.process_reward import ProcessReward
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, judge
+from decodery.training import value
+from decodery.training.evaluation import doubts
 from decodery.training.kind import Run
+from decodery.training.reward_head import StepExamples
 from decodery.training.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm
 from decodery_benchmarks.puzzles.alphabet import encoded, tokenizer
 from decodery_benchmarks.training.prm import PRM
@@ -54,9 +57,11 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     assert head.facts["auc"] > 0.7 and head.facts["cross_entropy"] < head.facts["cross_entropy_of_the_mean"] - 0.1
     report = head.facts["validation"]
     assert report["tested on"] == "1 prompts that chose nothing" and report["items"] == 6
-    assert set(report["baselines"]) == {"length", "always the mean"}
-    # Steps end at 1, 6 and 7 of the right text and at 1, 5 and 6 of the wrong one: 3 of 9 pairs, ties half.
-    assert report["baselines"]["length"]["auroc"] == 0.3333 and "auroc" in report["shuffled labels"]
+    assert set(report["baselines"]) == {"length", "mean log-probability", "always the mean"}
+    # Steps end at 1, 6 and 7 of the right text and at 1, 5 and 6 of the wrong one: 3 of 9 pairs, ties half, and the
+    # other way round where longer beginnings are right in what was learned from.
+    assert report["baselines"]["length"]["auroc"] == 0.6667 and "auroc" in report["shuffled labels"]
+    assert report["baselines"]["always the mean"]["auroc"] == 0.5 and report["groups"] == 1
     assert report["cross_entropy"] < report["baselines"]["always the mean"]["cross_entropy"]
     scorer = ProcessReward(str(tmp_path / PRM))
     outputs = [encoded(text) for text in ("5;", "5;good;", "5;bad;")]
@@ -72,6 +77,18 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     for other_texts in (judged(24), corrected):
         with pytest.raises(SettingsError, match="other settings or other data"):
             train_text_prm(run(tmp_path), other_texts)
+
+
+def test_ends_of_steps_have_the_mean_log_probability_of_the_text_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, prompt, text = LLM(LoadedModel(MODEL, tokenizer(), None, "tiny", "float32")), encoded("3="), encoded("1;good;4")
+    # Parts of a text are read one after another.
+    monkeypatch.setattr(value, "_CHUNK", 3)
+    cache, found, steps = MODEL.new_cache(), list[float](), StepExamples()
+    value.read_on(MODEL, cache, prompt[:-1], 2)
+    states = value.read_on(MODEL, cache, [*prompt[-1:], *text], 2, found)
+    ends = step_ends(tokenizer(), text, ";")
+    steps.add(states[1:][ends], [1.0] * 3, ends, found, "3")
+    assert steps.doubts == pytest.approx(doubts(lm, [(prompt, text[: end + 1]) for end in ends]), abs=1e-4)
 
 
 def test_texts_that_teach_nothing_are_refused(tmp_path: Path) -> None:

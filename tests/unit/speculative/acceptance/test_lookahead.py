@@ -255,15 +255,18 @@ def test_a_fit_finds_the_threshold_its_data_was_drawn_with() -> None:
     entropies = draw.uniform(0, 4, 20_000)
     # Right with probability sigmoid(-3 (H - 2)): as many of both kinds, and as likely one as the other at H = 2.
     right = draw.random(20_000) < 1 / (1 + np.exp(3 * (entropies - 2)))
-    found = fit(entropies, right)
+    found = fit(entropies, right, np.arange(20_000))
     assert abs((found.weight, found.bias)[0] + 3) < 0.2
     assert -found.bias / found.weight == pytest.approx(2, abs=0.05)
     assert abs(found.tau - 2) < 0.15 and found.tokens == 20_000 and found.wrong == int((~right).sum())
     # Classes are balanced before the fit: ten times as many right ones move nothing.
     many = np.concatenate([entropies, np.repeat(entropies[right], 9)])
-    assert fit(many, np.concatenate([right, np.ones(9 * int(right.sum()), dtype=bool)])).tau == pytest.approx(
-        2, abs=0.15
-    )
+    more = np.concatenate([right, np.ones(9 * int(right.sum()), dtype=bool)])
+    assert fit(many, more, np.arange(len(many))).tau == pytest.approx(2, abs=0.15)
+    # Where texts are alike in whole, as few as there are say how sure the accuracy is.
+    texts = np.arange(20_000) % 5
+    wide = fit(entropies, np.where(texts < 4, right, ~right), texts)
+    assert wide.texts == 5 and wide.interval[1] - wide.interval[0] > 10 * (found.interval[1] - found.interval[0])
 
 
 def test_the_accuracy_of_a_threshold_is_that_on_tokens_that_chose_nothing() -> None:
@@ -273,7 +276,7 @@ def test_the_accuracy_of_a_threshold_is_that_on_tokens_that_chose_nothing() -> N
         entropies = draw.uniform(0, 4, 60)
         right = draw.random(60) < 1 / (1 + np.exp(0.6 * (entropies - 2)))
         try:
-            found = fit(entropies, right)
+            found = fit(entropies, right, np.arange(60))
         except SettingsError:
             continue
         # What the rule of these tokens allows: the mean over entropies of sigmoid(0.6 |H - 2|).
@@ -287,9 +290,9 @@ def test_what_no_threshold_can_be_learned_from_is_refused() -> None:
     draw = np.random.default_rng(0)
     entropies = draw.uniform(0, 4, 500)
     with pytest.raises(SettingsError, match="not surer where it is right"):
-        fit(entropies, entropies > 2 + draw.normal(size=500))
+        fit(entropies, entropies > 2 + draw.normal(size=500), np.arange(500))
     with pytest.raises(SettingsError, match="only 3 tokens"):
-        fit(entropies, np.arange(500) < 3)
+        fit(entropies, np.arange(500) < 3, np.arange(500))
 
 
 def test_solutions_are_read_line_by_line(tmp_path: Path) -> None:
@@ -304,9 +307,14 @@ def test_solutions_are_read_line_by_line(tmp_path: Path) -> None:
 
 def test_entropies_are_those_before_each_token_of_a_solution(smollm2: LLM) -> None:
     prompt, solution = "def double(x):\n", "    return x + x\n" * 12
-    entropies, right = observe(smollm2.model, smollm2.tokenizer, [(prompt, solution)])
+    pairs = [(prompt, solution), ("# Nothing.\n", "x = 1\n"), (prompt, "    pass")]
+    entropies, right, texts = observe(smollm2.model, smollm2.tokenizer, pairs)
     tokens = smollm2.tokenizer.encode(prompt + solution)
     first = len(smollm2.tokenizer.encode(prompt))
+    size = len(tokens) - first
+    entropies, right = entropies[:size], right[:size]
+    # Solutions of one prompt are of one text.
+    assert set(texts[:size]) == {texts[-1]} and set(texts[size:]) == {1, texts[-1]}
     logits = smollm2.model.forward(Batch([Segment.chunk(tokens[:-1], smollm2.model.new_cache())])).logits[first - 1 :]
     assert entropies == pytest.approx([entropy_of(row.double()) for row in logits], rel=1e-3, abs=1e-4)
     assert right.tolist() == [int(row.argmax()) == token for row, token in zip(logits, tokens[first:], strict=True)]
