@@ -243,12 +243,26 @@ def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress:
 
 
 def token_blocks(
-    files: Iterable[Path], tokenizer: Tokenizer, progress: Progress, what: str
+    files: Iterable[Path],
+    tokenizer: Tokenizer,
+    progress: Progress,
+    what: str,
+    chats: Callable[[Path], Iterable[list[int]]] | None = None,
 ) -> Iterator[list[int] | None]:
-    """The token ids of UTF-8 text files, block by block, and None at the end of each."""
+    """The token ids of UTF-8 text files, block by block, and None at the end of each.
+
+    Args:
+        chats: Reads the chats of a `.jsonl` file, each of which ends with None, too.
+    """
     files = list(files)
     total, done = sum(path.stat().st_size for path in files), 0
     for path in files:
+        if chats is not None and path.suffix == ".jsonl":
+            for chat in chats(path):
+                yield from (chat, None)
+            done += path.stat().st_size
+            progress(what, done, total)
+            continue
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 # A block ends with its line, so that no word is cut in two; endless lines are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from decodery.speculative.stores.datastore import FORMAT, SuffixArray
 
 from .data import token_blocks
 from .kind import ARGUMENT, Data, Kind, Run
+from .kind_data import read_chats
 
 SHARD = 1 << 22
 """Tokens per shard: sorting one takes about 200 MB."""
@@ -29,6 +30,7 @@ def build_datastore(
     *,
     tokenizer: Tokenizer,
     vocab_size: int,
+    chats: Callable[[Path], Iterable[list[int]]] | None = None,
     progress: Progress = silent,
     shard_tokens: int = SHARD,
 ) -> int:
@@ -36,6 +38,9 @@ def build_datastore(
 
     Memory is bounded by one shard. Everything goes into `out`.partial first, which takes the name `out` when it is
     whole: a run that was interrupted leaves nothing that looks finished, and the next one begins anew.
+
+    Args:
+        chats: Reads the tokens of the chats of a `.jsonl` file, each a document; without it they are text as others.
     """
     if out.exists():
         raise SettingsError(f"{out} exists already: name a new folder, or remove it first")
@@ -49,8 +54,9 @@ def build_datastore(
     separator = tokenizer.eos_ids[0] if tokenizer.eos_ids else vocab_size
     sizes: list[int] = []
     waiting: list[np.ndarray] = []
-    held = 0
-    for ids in token_blocks(files, tokenizer, progress, "indexing"):
+    held = documents = 0
+    for ids in token_blocks(files, tokenizer, progress, "indexing", chats):
+        documents += ids is None
         waiting.append(np.asarray([separator] if ids is None else ids, dtype=np.int64))
         held += len(waiting[-1])
         while held >= shard_tokens:
@@ -62,7 +68,7 @@ def build_datastore(
         _write_shard(partial, len(sizes), np.concatenate(waiting))
         sizes.append(held)
     total = sum(sizes)
-    if total == len(files):
+    if total == documents:
         shutil.rmtree(partial)
         raise PromptError("the files hold no text: a datastore needs some")
     facts = {"format": FORMAT, "vocab_size": vocab_size, "separator": separator, "shards": sizes}
@@ -81,18 +87,27 @@ def _write_shard(folder: Path, number: int, tokens: np.ndarray) -> None:
 class Documents(Data):
     """Text files, one document each."""
 
+    NOTE = """FILES are text, or `.jsonl` of chats, {"messages": [{"role": ..., "content": text}, ...]} a line, each a
+    document."""
+
     files: tuple[Path, ...] = field(default=(), metadata=ARGUMENT)
 
 
 def _learn(run: Run) -> dict[str, int]:
-    tokenizer, size = run.loaded.tokenizer, run.loaded.model.vocab_size
-    files = run.of(Documents).files
-    return {"tokens": build_datastore(files, run.out, tokenizer=tokenizer, vocab_size=size, progress=run.progress)}
+    found = build_datastore(
+        run.of(Documents).files,
+        run.out,
+        tokenizer=run.loaded.tokenizer,
+        vocab_size=run.loaded.model.vocab_size,
+        chats=lambda file: ([*prompt, *answer] for prompt, answer in read_chats(run.lm, file)),
+        progress=run.progress,
+    )
+    return {"tokens": found}
 
 
 KINDS = {
     "datastore": Kind(
-        """Index text FILES, one document each, in a folder for --drafter rest:datastore=DIR.
+        """Index FILES in a folder for --drafter rest:datastore=DIR.
 
         Memory use is bounded. An interrupted run starts again.""",
         _learn,

@@ -12,8 +12,10 @@ import pytest
 from decodery.core.errors import CorruptFile, ModelNotFound, PromptError, SettingsError
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
+from decodery.speculative.stores.datastore import Datastore
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
+from decodery.training.datastore import KINDS, Documents
 from decodery.training.kind import Run
 from decodery.training.kind_data import CutFiles, OwnTexts, TextFiles, cut_texts
 from serving import tiny_lm
@@ -64,6 +66,24 @@ def test_pieces_of_chats_are_of_the_chat_template_one_after_another(tmp_path: Pa
     assert found == [whole[first : first + 40] for first in range(0, len(whole) - 39, 40)] and found
     with pytest.raises(CorruptFile, match=r"line 1 of .* is not .* that ends with an answer"):
         TextFiles((written(tmp_path / "text.jsonl", {"text": "tide" * 40}),), length=40).pieces(loaded(lm))
+
+
+def test_chats_of_a_datastore_are_documents_by_the_chat_template(tmp_path: Path) -> None:
+    lm, out = tiny_lm(), tmp_path / "out"
+    chats = written(tmp_path / "chats.jsonl", chat("one?", "yes"), chat("two?", "n" * 60))
+    (tmp_path / "notes.txt").write_text("tide")
+    learn = KINDS["datastore"].learn
+    figures = learn(Run(loaded(lm), out, (Documents((chats, tmp_path / "notes.txt")),)))
+    documents = [each.tolist() for each in Datastore.open(str(out)).documents()]
+    wanted = [lm.tokenizer.encode("tide", special=False)]
+    for question, answer in (("one?", "yes"), ("two?", "n" * 60)):
+        prompt = lm.encode([{"role": "user", "content": question}])
+        wanted.append([*prompt, *lm.tokenizer.encode_after(answer)])
+    assert sorted(each for each in documents if each) == sorted(wanted)
+    # The end of an answer is there beside what separates documents.
+    assert figures == {"tokens": sum(map(len, wanted)) + 2 + 3}
+    with pytest.raises(CorruptFile, match=r"line 1 of .* is not .* that ends with an answer"):
+        learn(Run(loaded(lm), tmp_path / "no", (Documents((written(tmp_path / "text.jsonl", {"text": "tide"}),)),)))
 
 
 def test_what_is_no_chat_and_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
