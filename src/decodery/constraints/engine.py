@@ -11,7 +11,7 @@ import numpy as np
 
 from decodery.core.errors import ConstraintError
 from decodery.models.tokenizers.vocabulary import Vocabulary
-from decodery.sampling.constraint import Constraint
+from decodery.sampling.constraint import Constraint, packed, require_size
 
 from .shortest import BYTES, QUICK, THOROUGH, shortest
 from .spelling import end_mask, sorted_pieces, spelled
@@ -46,12 +46,12 @@ class GrammarState:
             limit (failure: what it says).
         lexer: What it shares.
         path: The tokens so far, (path before the last one, last one).
-        mask: [vocab] bool once asked for.
+        bits, mask: See `Constraint.bits`, and [vocab] bool, once asked for.
         forced: The canonical tokens of what must come next, once asked for.
         sound: The lexer was seen to know this state.
     """
 
-    __slots__ = ("broken", "failure", "forced", "lexer", "mask", "matcher", "next", "path", "sound")
+    __slots__ = ("bits", "broken", "failure", "forced", "lexer", "mask", "matcher", "next", "path", "sound")
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class GrammarState:
         self.path = path
         self.broken = broken
         self.failure = failure
+        self.bits: np.ndarray | None = None
         self.mask: np.ndarray | None = None
         self.forced: list[int] | None = None
         self.sound = False
@@ -88,7 +89,7 @@ class GrammarConstraint(Constraint):
         self.vocabulary, self.stops = vocabulary, stops
         self._grammar = grammar
         self._words = (vocabulary.size + 31) // 32
-        self._ends = end_mask(vocabulary)
+        self._ends = packed(end_mask(vocabulary))
         require_compilable(grammar, vocabulary)
         self._lexer = self._compiled()
         if self._lexer.start.is_error():
@@ -104,37 +105,43 @@ class GrammarConstraint(Constraint):
         return GrammarState(self._lexer.start.deep_copy(), self._lexer)
 
     def allowed(self, state: GrammarState) -> np.ndarray:
-        if state.mask is None and not state.failure:
-            state.mask = self._ends if state.matcher is None else self._computed(state)
         if state.mask is None:
-            raise ConstraintError(state.failure)
+            size = self.vocabulary.size
+            state.mask = np.unpackbits(self.bits(state, size).view(np.uint8), count=size, bitorder="little").view(bool)
+            state.mask.flags.writeable = False
         return state.mask
 
+    def bits(self, state: GrammarState, vocab_size: int) -> np.ndarray:
+        require_size(self.vocabulary.size, vocab_size)
+        if state.bits is None and not state.failure:
+            state.bits = self._ends if state.matcher is None else self._computed(state)
+        if state.bits is None:
+            raise ConstraintError(state.failure)
+        return state.bits
+
     def _computed(self, state: GrammarState) -> np.ndarray | None:
-        """The mask; None where there is none, and the state's failure says why."""
+        """The bits; None where there are none, and the state's failure says why."""
         for _ in range(2):
             matcher = self._usable(state)
-            packed = self._packed(matcher)
+            found = self._packed(matcher)
             # The engine answers "the end" after an error; a text cut there would look complete.
             if not (matcher.is_error() and _spoils(matcher, state.lexer)):
                 break
         if matcher.is_error():
             state.failure = _failure(matcher)
             return None
-        mask = np.unpackbits(packed.view(np.uint8), count=self.vocabulary.size, bitorder="little").view(bool)
         if not matcher.is_accepting():
             # A grammar can name the end token in its middle; the text would end there, incomplete.
-            mask &= ~self._ends
-        if not mask.any():
+            found &= ~self._ends
+        if not found.any():
             state.failure = "the grammar requires something that no token can write, or an end token in its middle"
             return None
-        mask.flags.writeable = False
-        return mask
+        return found
 
     def _packed(self, matcher: LLMatcher) -> np.ndarray:
-        packed = np.zeros(self._words, dtype=np.int32)
-        matcher.unsafe_compute_mask_ptr(packed.ctypes.data, packed.nbytes)
-        return packed
+        found = np.zeros(self._words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+        return found
 
     def _usable(self, state: GrammarState) -> LLMatcher:
         """The state's matcher, made anew where its lexer is spoiled."""
@@ -230,12 +237,12 @@ class GrammarConstraint(Constraint):
         return max(map(len, self._ids), default=0)
 
     def permits(self, state: GrammarState, token: int) -> bool:
-        if state.mask is not None or state.matcher is None or token in self.vocabulary.eos_ids:
+        if state.bits is not None or state.matcher is None or token in self.vocabulary.eos_ids:
             return bool(self.allowed(state)[token])
         return self._usable(state).validate_tokens([token]) == 1
 
     def accepts(self, state: GrammarState, token: int) -> bool:
-        if state.mask is not None or state.matcher is None:
+        if state.bits is not None or state.matcher is None:
             return bool(self.allowed(state)[token])
         if token in self.vocabulary.eos_ids:
             return self.is_complete(state)

@@ -133,6 +133,10 @@ class ReasoningConstraint(Constraint):
         part = "reasoning" if said.rstrip().endswith(self._begin) else "before"
         return _State(part, first=first, answer=first)
 
+    @property
+    def asks(self) -> bool:
+        return self._answer is not None and self._answer.asks
+
     def question(self, state: _State) -> Callable[[], object] | None:
         bound = self._answer is not None and state.part in ("before", "answer") and state.answer is not None
         return self._answer.question(state.answer) if bound and self._answer is not None else None

@@ -24,6 +24,7 @@ from decodery.step.sequence import Sequence
 
 from .array_commit import ArrayTimes, commit
 from .array_drafts import draft_batches
+from .array_masks import compute_masks
 from .array_text import ArrayText, ProcessorsOf, as_left, in_arrays, is_open
 from .device_steps import DeviceSteps
 from .draft_budgets import DraftBudgets
@@ -39,8 +40,9 @@ _AHEAD = 64
 class ArrayBatch:
     """Steps of the texts that need nothing but the model.
 
-    Such a text has no drafter, or one that asks for no passes, processors that the kernels apply, the coupled rule, and
-    neither cache policies nor logits sources; its monitors change no rows (`TextMonitors.depths`).
+    Such a text has no drafter, or one that asks for no passes, processors that the kernels apply, constraints without
+    questions, the coupled rule, and neither cache policies nor logits sources; its monitors change no rows
+    (`TextMonitors.depths`).
     Where all tasks in progress are such texts, a step is one native call, and Python handles what becomes of the
     tokens. Where others share the pass, the rows of all these texts are one segment of it. Where a monitor takes tokens
     back, all texts leave the batch first, and that one comes back once nothing is excluded or required any more.
@@ -269,6 +271,8 @@ class ArrayBatch:
             times.proposed = perf_counter()
         try:
             steps.run()
+            if steps.awaits_masks:
+                compute_masks(steps, texts)
         except Exception:
             self._fail()
             return None
@@ -348,6 +352,8 @@ class ArrayBatch:
             for depth in steps.hidden:
                 steps.hidden[depth] = _joined([answer.hidden[depth] for answer in scored])
             steps.choose(_joined([answer.logits for answer in scored]))
+            if steps.awaits_masks:
+                compute_masks(steps, self._texts)
         except Exception:
             self._fail()
         times.proposed, times.scored, times.rows, times.texts = begin, perf_counter(), rows, texts

@@ -59,6 +59,7 @@ class StepArrays(Contract):
         logits: [rows, vocab] of the last step, the model's own.
         hidden: By depth, [rows, hidden] of the last step: the residual stream after so many layers, see `tap`.
         ranks: How many of the largest logits of each row drafters read on the host, and no others.
+        awaits_masks: Whether texts wait for masks, see `Sampling` in csrc/abi.h; then `go_on` ends the step.
         ranked: Ids and values [rows, ranks] of these in the last step; None where all logits lie on the host.
     """
 
@@ -94,6 +95,7 @@ class StepArrays(Contract):
         self.hidden: dict[int, torch.Tensor] = {}
         self._padding, self.ranks = padding, 0
         self.ranked: tuple[np.ndarray, np.ndarray] | None = None
+        self.awaits_masks = False
         self._struct.sampling.vocab = vocab_size
 
     def grow(self, texts: int, rows: int, squares: int) -> None:
@@ -237,6 +239,14 @@ class StepArrays(Contract):
         Raises:
             OutOfMemory: And then nothing has changed.
         """
+
+    def go_on(self) -> None:
+        """Go on with the texts that wait for masks, once these are known.
+
+        Raises:
+            OutOfMemory: And then nothing has changed.
+        """
+        assert not self.awaits_masks
 
     @abstractmethod
     def keep(self, text: int) -> None:

@@ -73,6 +73,24 @@ class Constraint(Contract):
             ConstraintError: If this cannot be computed within the limits.
         """
 
+    def bits(self, state: Any, vocab_size: int) -> np.ndarray:
+        """[words] int32: tokens that may come next, as kernels read them.
+
+        Token t is bit `t % 32` of word `t // 32`, the lowest first. The array must not be changed.
+
+        Args:
+            state: The state after the text so far.
+            vocab_size: Size of the model's vocabulary.
+
+        Raises:
+            ConstraintError: If this cannot be computed within the limits, or is for another vocabulary.
+        """
+        if self.idle(state):
+            return packed(np.ones(vocab_size, dtype=bool))
+        mask = self.allowed(state)
+        require_size(len(mask), vocab_size)
+        return packed(mask)
+
     @abstractmethod
     def advance(self, state: Any, token: int) -> Any:
         """Return the state after one more token.
@@ -112,6 +130,11 @@ class Constraint(Contract):
         """
         return True
 
+    @property
+    def asks(self) -> bool:
+        """Whether `question` ever returns a computation."""
+        return type(self).question is not Constraint.question
+
     def question(self, state: Any) -> Callable[[], object] | None:
         """A slow computation that must run before `allowed`, on any thread; None where there is none.
 
@@ -144,6 +167,20 @@ class Constraint(Contract):
         return tokens
 
 
+def packed(mask: np.ndarray) -> np.ndarray:
+    """A mask [vocab] bool as `Constraint.bits`."""
+    found = np.zeros((len(mask) + 31) // 32, dtype=np.int32)
+    whole = np.packbits(mask, bitorder="little")
+    found.view(np.uint8)[: len(whole)] = whole
+    return found
+
+
+def require_size(own: int, vocab_size: int) -> None:
+    """Raise ConstraintError where a constraint is for another number of tokens than the model has."""
+    if own != vocab_size:
+        raise ConstraintError(f"the constraint is for {own} tokens, the model has {vocab_size}")
+
+
 @dataclass(frozen=True)
 class Constrained(LogitsProcessor):
     """Excludes tokens that a constraint does not allow, or makes them less likely.
@@ -174,8 +211,7 @@ class Constrained(LogitsProcessor):
             for every, context in zip(free, contexts, strict=True)
         ]
         for mask in masks:
-            if len(mask) != logits.shape[-1]:
-                raise ConstraintError(f"the constraint is for {len(mask)} tokens, the model has {logits.shape[-1]}")
+            require_size(len(mask), logits.shape[-1])
         bonus = self.constraint.bonus
         if logits.device.type != "cpu":
             kept = torch.from_numpy(np.stack(masks)).to(logits.device, non_blocking=True)

@@ -55,12 +55,20 @@ class _Timed(Constraint):
         with self._clock:
             return self._constraint.allowed(state)
 
+    def bits(self, state: Any, vocab_size: int) -> np.ndarray:
+        with self._clock:
+            return self._constraint.bits(state, vocab_size)
+
     def advance(self, state: Any, token: int) -> Any:
         with self._clock:
             return self._constraint.advance(state, token)
 
     def is_complete(self, state: Any) -> bool:
         return self._constraint.is_complete(state)
+
+    @property
+    def asks(self) -> bool:
+        return self._constraint.asks
 
     def question(self, state: Any) -> Callable[[], object] | None:
         return self._constraint.question(state)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
-from decodery.sampling.constraint import Constraint
+from decodery.sampling.constraint import Constraint, packed
 
 from .running import LawBroken
 
@@ -25,6 +25,7 @@ def check_constraint(
     - A state never changes, and the same text always allows the same tokens.
     - A text may end exactly where it is complete.
     - Forced tokens are the only allowed ones.
+    - `bits` are those of the mask.
     - `permits` is true for all allowed tokens, and `accepts` for exactly these.
 
     Args:
@@ -54,6 +55,8 @@ def check_constraint(
             if bool(mask[ends].any()) != constraint.is_complete(state):
                 raise LawBroken(f"after {tokens} the text is complete, or it may end, but not both")
             _check_forced(constraint, state, tokens, ids)
+            if not np.array_equal(constraint.bits(state, len(mask)), packed(mask)):
+                raise LawBroken(f"after {tokens} the bits are not those of the mask")
             # A branch that is not taken, allowed or not, must not change the state.
             constraint.allowed(constraint.advance(state, int(random.choice(ids))))
             constraint.advance(state, int(random.integers(len(mask))))

@@ -84,6 +84,14 @@ def test_a_constraint_with_shared_states_is_caught() -> None:
         check_constraint(_Unbalanced(), ENDS)
 
 
+def test_bits_of_another_state_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    constraint = LANGUAGES["choice"].compile(VOCABULARY)
+    bits, first = constraint.bits, constraint.init([])
+    monkeypatch.setattr(constraint, "bits", lambda state, vocab_size: bits(first, vocab_size))
+    with pytest.raises(LawBroken, match="bits"):
+        check_constraint(constraint, ENDS)
+
+
 PATTERNS = [
     *("a|b", "(ab|a)(c|bcd)*", "[^a]{2,4}", "a{0}b", "(a|ab)(bc|c)?$", "^[a-cé]+$", r"\d{1,3}(\.\d+)?", ".*name"),
     *(r"\w+@\w+", "(na|name|me)+", "(?:(a?b){2}){1,2}", r"[\s\S]{3}", "é*[^é]", "(a*b*){0,3}c", r"\u{20AC}|\xe9"),

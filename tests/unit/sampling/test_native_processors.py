@@ -11,6 +11,7 @@ import torch
 
 from decodery.core.native.kernels import address, library
 from decodery.core.native.structs import SamplingStruct
+from decodery.sampling.constraint import Constrained, Constraint
 from decodery.sampling.logits_processor import Context
 from decodery.sampling.native_processors import NativeProcessors, native_processors
 from decodery.sampling.sampler import ORDERS, Sampler
@@ -24,13 +25,32 @@ POSSIBLE: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
+class Scattered(Constraint):
+    """Allows about a third of the tokens after each text."""
+
+    def __init__(self, seed: int, bonus: float | None) -> None:
+        self.seed, self.bonus = seed, bonus
+
+    def init(self, prompt: Any) -> tuple[int, ...]:
+        return (self.seed,)
+
+    def allowed(self, state: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng(state).random(VOCAB) < 0.3
+
+    def advance(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*state, token)
+
+    def is_complete(self, state: tuple[int, ...]) -> bool:
+        return False
+
+
 def chosen(sampler: Sampler, logits: np.ndarray, contexts: list[Context], tokens: list[int], parents: list[int]) -> Any:
     """What the kernels choose at one tree after each context, whose rows are `logits` [texts, rows, vocab]."""
     n, rows = len(contexts), len(tokens)
     processors = [native_processors(sampler, VOCAB) for _ in range(n)]
     for each, context in zip(processors, contexts, strict=True):
         assert each is not None
-        if each.counts:
+        if each.counts or each.masks is not None:
             each.follow(context.state)
     arrays = {
         "logits": np.ascontiguousarray(logits.reshape(-1, VOCAB)),
@@ -48,8 +68,14 @@ def chosen(sampler: Sampler, logits: np.ndarray, contexts: list[Context], tokens
     for name, array in arrays.items():
         setattr(struct, name, address(array, array.dtype.type, *array.shape))
     lib = library()
+    paths, accepted = arrays["paths"].reshape(n, rows), arrays["accepted"]
     assert lib is not None and lib.decodery_sample(ctypes.addressof(struct)) == 0
-    paths = arrays["paths"].reshape(n, rows)
+    while len(waiting := np.flatnonzero(accepted < -1)):
+        for text in waiting.tolist():
+            node = int(paths[text, -3 - accepted[text]]) if accepted[text] < -2 else 0
+            processors[text].masks.compute(node, parents[node], tokens[node])  # type: ignore[union-attr]
+        struct.waiting = len(waiting)
+        assert lib.decodery_sample(ctypes.addressof(struct)) == 0
     return [
         None if count < 0 else (paths[text, :count].tolist(), int(arrays["chosen"][text]))
         for text, count in enumerate(arrays["accepted"].tolist())
@@ -80,6 +106,9 @@ def test_kernels_choose_what_processors_and_noise_choose() -> None:
         sampler = Sampler.from_settings(
             order=str(random.choice(list(ORDERS))), min_new_tokens=4, eos_ids=(7,), **settings
         )
+        if random.random() < 0.5:
+            constraint = Scattered(int(random.integers(99)), None if random.random() < 0.7 else 2.5)
+            sampler = Sampler((Constrained(constraint), *sampler.processors))
         logits = random.normal(size=(3, 4, VOCAB)).astype(np.float32) * float(random.choice([0.3, 2, 6]))
         contexts = []
         for _ in range(3):
@@ -119,8 +148,9 @@ def test_numbers_that_are_none_are_left_to_python() -> None:
         Sampler.from_settings(temperature=1.0, no_repeat_ngram=2),
         Sampler(["top-p:p=0.5", "logit-bias:bias=3:2"]),
         Sampler.from_settings(logit_bias={VOCAB: 1.0}),
+        Sampler([Constrained(Scattered(1, None)), Constrained(Scattered(2, None))]),
     ],
-    ids=["typical", "n-grams", "an edit after a truncation", "a bias beyond the vocabulary"],
+    ids=["typical", "n-grams", "an edit after a truncation", "a bias beyond the vocabulary", "two masks"],
 )
 def test_what_kernels_do_not_know_is_left_to_python(sampler: Sampler) -> None:
     assert native_processors(sampler, VOCAB) is None

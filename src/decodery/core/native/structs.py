@@ -216,7 +216,7 @@ class SamplingStruct(ctypes.Structure):
         ("logits", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("first", c_void_p), ("seeds", c_void_p),
         ("positions", c_void_p), ("processors", c_void_p), ("processor_counts", c_void_p), ("greedy", c_void_p),
         ("padding", c_void_p), ("paths", c_void_p), ("accepted", c_void_p), ("chosen", c_void_p), ("texts", c_int32),
-        ("vocab", c_int32), ("limit", c_int32), ("padding_count", c_int32),
+        ("vocab", c_int32), ("limit", c_int32), ("padding_count", c_int32), ("waiting", c_int32),
     ]  # fmt: skip
 
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _NUMBERS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """What embeddings are made of, by the number of `Numbers` in csrc/abi.h."""
 _ROWS_OF_BLOCKS = 4
-_STOPPED = 2
-"""What a step returns where experts are to be laid out."""
+_STOPPED, _WAITING = 2, 3
+"""What a step returns where experts are to be laid out, and where texts wait for masks."""
 
 
 class ArraySteps(StepArrays):
@@ -175,7 +175,8 @@ class ArraySteps(StepArrays):
         passed.stopped = 0
         while (code := self._lib.decodery_step(self._model_at, self._at)) == _STOPPED:
             self._stack.experts[passed.next].lay_out(np.unique(self._taken()[passed.next]).tolist())
-        check(code)
+        self.awaits_masks = code == _WAITING
+        check(code if code != _WAITING else 0)
 
     def _taken(self) -> np.ndarray:
         """[layers, rows, experts per token] the experts that rows took in the last step."""
@@ -202,7 +203,14 @@ class ArraySteps(StepArrays):
     def choose(self, logits: torch.Tensor) -> None:
         assert self._lib is not None
         self._choose_by(logits)
-        check(self._lib.decodery_choose_tokens(self._model_at, self._at))
+        self._struct.sampling.waiting = 0
+        self.go_on()
+
+    def go_on(self) -> None:
+        assert self._lib is not None
+        code = self._lib.decodery_choose_tokens(self._model_at, self._at)
+        self.awaits_masks = code == _WAITING
+        check(code if code != _WAITING else 0)
 
     def keep(self, text: int) -> None:
         assert self._lib is not None

@@ -470,8 +470,9 @@ struct Happened {
 
 // What makes a distribution of logits, one after another: see decodery/sampling. not_before: `ids` are excluded before
 // output position `value`. bias: of `ids`. Penalties go by how often tokens occur: `ids`, ascending, `counts` times each,
-// and `tail`, whose tokens follow one by one.
-enum Shape : int32_t { not_before, bias, repetition, frequency, presence, temperature, top_k, top_p, min_p };
+// and `tail`, whose tokens follow one by one. mask: `value` is subtracted from tokens whose bit is 0; `ids` are addresses of
+// the bits (uint32 words, lowest bit first) after each node of the text's tree, 0 where they are not known yet.
+enum Shape : int32_t { mask, not_before, bias, repetition, frequency, presence, temperature, top_k, top_p, min_p };
 struct Processor {
     const int64_t *ids, *counts, *tail;
     const float* biases;
@@ -484,7 +485,9 @@ struct Processor {
 // after the root. greedy: [texts] bytes. padding: ids below `limit` that are no token; from `limit` on none is one: their
 // logits are made minus infinity.
 // Result: the nodes that carry the tokens chosen one after another, `accepted[i]` of them from paths[first[i]] on, and
-// the token after them; accepted is -1 where numbers are too near to each other, or are none, so that Python must look.
+// the token after them; accepted is -1 where numbers are too near to each other, or are none, so that Python must look, and
+// -2 - n where the text waits for the mask after the last of n nodes. waiting: how many texts do, by the call before; where it
+// is not 0, these go on and others stay as they are.
 struct Sampling {
     float* logits;
     const int64_t* tokens;
@@ -497,7 +500,7 @@ struct Sampling {
     const int64_t* padding;
     int32_t *paths, *accepted;
     int64_t* chosen;
-    int32_t texts, vocab, limit, padding_count;
+    int32_t texts, vocab, limit, padding_count, waiting;
 };
 
 // Types of numbers in a table of embeddings. rows_of_blocks: the table is where each row lies in a GGUF file, see `Blocks`;

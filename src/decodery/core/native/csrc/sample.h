@@ -201,12 +201,31 @@ static void for_counts(const Processor& processor, const int64_t* path, int32_t 
     }
 }
 
-// Applies one processor; whether the law is known then.
-static bool apply(const Processor& processor, Law& law, int64_t position, const int64_t* path, int32_t depth, int32_t vocab) {
+// Whether all masks of a text after a node are known.
+static bool masks_known(const Sampling& s, int32_t text, int32_t node) {
+    for (int32_t i = 0; i < s.processor_counts[text]; ++i) {
+        const Processor& processor = s.processors[text][i];
+        if (processor.shape == mask && (node >= processor.count || processor.ids[node] == 0)) return false;
+    }
+    return true;
+}
+
+// Subtracts from all numbers [n] whose bit is 0.
+static void apply_mask(float* x, int32_t n, const uint32_t* bits, float less) {
+    for (int32_t start = 0; start < n; start += 32) {
+        const uint32_t allowed = bits[start / 32];
+        const int32_t stop = start + 32 < n ? start + 32 : n;
+        for (int32_t i = start; i < stop; ++i) x[i] -= (allowed >> (i - start) & 1) != 0 ? 0.0f : less;
+    }
+}
+
+// Applies one processor after a node; whether the law is known then.
+static bool apply(const Processor& processor, Law& law, int64_t position, const int64_t* path, int32_t depth, int32_t node, int32_t vocab) {
     float* x = law.x;
     int64_t* room = reinterpret_cast<int64_t*>(law.keys);
     const float value = float(processor.value);
     switch (processor.shape) {
+        case mask: apply_mask(x, law.n, reinterpret_cast<const uint32_t*>(processor.ids[node]), value); return true;
         case not_before:
             for (int32_t i = 0; position < int64_t(processor.value) && i < processor.count; ++i) x[processor.ids[i]] = -__builtin_inff();
             return true;
@@ -241,8 +260,8 @@ INLINE uint64_t mixed(uint64_t state, uint64_t word) {
 }
 
 // The token after a node whose logits are row [vocab], of which the first `limit` count; -1 where Python must look. path:
-// the tokens of the node's path below the root.
-static int64_t choose_token(const Sampling& s, int32_t text, const float* row, const int64_t* path, int32_t depth, char* room) {
+// the tokens of the node's path below the root. Its masks are known.
+static int64_t choose_token(const Sampling& s, int32_t text, int32_t node, const float* row, const int64_t* path, int32_t depth, char* room) {
     const int64_t position = s.positions[text] + depth;
     const uint64_t key = mixed(mixed(mixed(0, s.seeds[text]), 0), uint64_t(position));
     int32_t best, ties[few_ties];
@@ -267,7 +286,7 @@ static int64_t choose_token(const Sampling& s, int32_t text, const float* row, c
     }
     for (int32_t i = tempered; i < s.processor_counts[text]; ++i) {
         const Processor& processor = processors[i];
-        if (!apply(processor, law, position, path, depth, s.limit)) return -1;
+        if (!apply(processor, law, position, path, depth, node, s.limit)) return -1;
         if (processor.shape < temperature && !finite(law.x, law.n)) return -1;
     }
     if (s.greedy[text]) return finite(law.x, law.n) ? best : -1;
@@ -279,11 +298,16 @@ static int64_t choose_token(const Sampling& s, int32_t text, const float* row, c
 
 static void choose_text(const Sampling& s, int32_t text, char* room) {
     const int32_t first = s.first[text], rows = s.first[text + 1] - first;
-    int32_t depth = 0, node = 0;
+    int32_t depth = s.waiting ? -2 - s.accepted[text] : 0, node = 0;
     int64_t path[1024];
+    for (int32_t i = 0; i < depth; ++i) path[i] = s.tokens[first + (node = s.paths[first + i])];
     for (;;) {
+        if (!masks_known(s, text, node)) {
+            s.accepted[text] = -2 - depth;
+            return;
+        }
         float* row = s.logits + int64_t(first + node) * s.vocab;
-        const int64_t token = choose_token(s, text, row, path, depth, room);
+        const int64_t token = choose_token(s, text, node, row, path, depth, room);
         if (token < 0) {
             s.accepted[text] = -1;
             return;
@@ -304,6 +328,7 @@ static void run_sample(void* context, int32_t thread, Team& team) {
     const Choosing& choosing = *static_cast<const Choosing*>(context);
     const Sampling& s = *choosing.sampling;
     for (int32_t text = thread; text < s.texts; text += team.threads) {
+        if (s.waiting && s.accepted[text] > -2) continue;
         for (int32_t row = s.first[text]; row < s.first[text + 1]; ++row) {
             float* x = s.logits + int64_t(row) * s.vocab;
             for (int32_t i = s.limit; i < s.vocab; ++i) x[i] = -__builtin_inff();

@@ -143,6 +143,9 @@ EXPORT void decodery_prepare(const Model* model, ArrayStep* step) {
 // Chooses the tokens of all texts by the logits of their rows, and keeps the rows that stay. Returns as `decodery_step`.
 EXPORT int32_t decodery_choose_tokens(const Model* model, ArrayStep* step) {
     if (decodery_sample(&step->sampling) != 0) return 1;
+    step->sampling.waiting = 0;
+    for (int32_t text = 0; text < step->sampling.texts; ++text) step->sampling.waiting += step->sampling.accepted[text] < -1;
+    if (step->sampling.waiting != 0) return 3;
     step->full = 0;
     step->reach = 0;
     step->plain = step->pass.rows == step->sampling.texts;
@@ -156,8 +159,10 @@ EXPORT int32_t decodery_choose_tokens(const Model* model, ArrayStep* step) {
 }
 
 // A step of all texts, see `ArrayStep`. Returns 0, or 1 when there is no memory, and then nothing is kept, or 2 where experts have
-// no weights yet: called again once they have some, with nothing else run meanwhile, it goes on from there.
+// no weights yet: called again once they have some, with nothing else run meanwhile, it goes on from there; or 3 where texts wait
+// for masks: `decodery_choose_tokens` goes on once they are known.
 EXPORT int32_t decodery_step(const Model* model, ArrayStep* step) {
+    step->sampling.waiting = 0;
     if (step->pass.stopped == 0) {
         if (step->numbers != no_numbers) decodery_prepare(model, step);
         step->pass.next = 0;

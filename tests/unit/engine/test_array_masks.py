@@ -1,0 +1,253 @@
+"""Constrained texts in arrays: what they are one by one, beside texts without constraints, each with its own errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import count
+from threading import get_ident
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodery.constraints import Choice, ConstraintSpec, JSONSchema, Regex
+from decodery.constraints.reasoning import Reasoning
+from decodery.core.errors import ConstraintError
+from decodery.engine.engine import Engine
+from decodery.engine.request import Request
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.sampling.native_processors import NodeMasks
+from decodery.sampling.sampler import Sampler
+from decodery.step.sequence import Sequence
+from decodery.testing.models import Counted
+from languages import ENDS, LANGUAGES, PROMPTS, SCHEMA, TARGET, VOCABULARY
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 1.2},
+    "truncated": {"temperature": 0.9, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "penalties": {"temperature": 1.1, "repetition_penalty": 1.3, "presence_penalty": 0.2, "logit_bias": {97: 2.0}},
+}
+LONG: dict[str, ConstraintSpec] = {
+    **LANGUAGES,
+    "list": JSONSchema({"type": "array", "items": SCHEMA, "minItems": 40}),
+    "words": Regex("([a-z]{2,5} ){40,60}"),
+    "answer": Reasoning(budget=4, answer=Choice(("name name name", "age age"))),
+}
+
+
+@cache
+def compiled(name: str) -> Constraint:
+    return LONG[name].compile(VOCABULARY)
+
+
+class Certain(Constraint):
+    """Allows tokens by a seed and the number of tokens before; after `limit` of them nothing is known.
+
+    Args:
+        limit: Tokens after which `allowed` raises.
+        bonus: See `Constraint`.
+    """
+
+    def __init__(self, limit: int = 1000, bonus: float | None = None) -> None:
+        self.limit, self.bonus = limit, bonus
+
+    def init(self, prompt: Any) -> int:
+        return 0
+
+    def allowed(self, state: int) -> np.ndarray:
+        if state >= self.limit:
+            raise ConstraintError("too complex")
+        mask = np.random.default_rng(state).random(VOCABULARY.size) < 0.3
+        mask[list(ENDS)] = False
+        return mask
+
+    def advance(self, state: int, token: int) -> int:
+        return state + 1
+
+    def is_complete(self, state: int) -> bool:
+        return False
+
+
+def request(number: int, constraint: Constraint | None, way: str, **others: Any) -> Request:
+    own = Sampler.from_settings(**WAYS[way])
+    sampler = own if constraint is None else Sampler((Constrained(constraint), *own.processors))
+    settings = {"max_new_tokens": 20 + number % 5, "seed": number, "eos_ids": ENDS, "sampler": sampler} | others
+    return Request(PROMPTS[number % 2], **settings)
+
+
+def mixture(drafter: str | None = None) -> list[Request]:
+    """Texts under all constraints and in all ways, and beside them texts without."""
+    numbers = count()
+    constraints: list[Constraint | None] = [*map(compiled, LONG), Certain(), Certain(bonus=3.0), None]
+    return [request(next(numbers), each, way, drafter=drafter) for way in WAYS for each in constraints]
+
+
+def written(model: Any, requests: list[Request]) -> list[Sequence]:
+    """Texts of which half come later; their errors are their own."""
+    engine = Engine(model, pass_seconds=lambda context: 1.0 + 0.001 * np.arange(1024))
+    seqs, held = list[Sequence](), set[int]()
+    for number, each in enumerate(requests):
+        seqs.append(engine.submit(each))
+        for _ in range(4 * (number == len(requests) // 2)):
+            engine.step()
+    while not all(seq.finished for seq in seqs):
+        engine.step()
+        held |= {id(run.task) for run in engine._arrays.runs}
+    long = {id(seq) for seq in seqs if seq.position > 4}
+    assert long <= held if model is TARGET else not held, "some texts are not in arrays"
+    return seqs
+
+
+def end(engine: Engine, *seqs: Sequence) -> None:
+    while not all(seq.finished for seq in seqs):
+        engine.step()
+
+
+def outcome(seq: Sequence) -> tuple[Any, ...]:
+    return seq.tokens, seq.finish_reason, seq.stopped_by, str(seq.error), seq.cache.next_position
+
+
+def figures(seq: Sequence) -> tuple[Any, ...]:
+    steps = [(each.nodes, each.accepted, each.emitted, each.rows, each.choices) for each in seq.trace.steps]
+    return outcome(seq), steps, seq.trace.ledger.passes, seq.trace.ledger.rows
+
+
+def test_constrained_texts_in_arrays_are_what_they_are_one_by_one() -> None:
+    together, apart = written(TARGET, mixture()), written(Counted(TARGET), mixture())
+    assert [figures(seq) for seq in together] == [figures(seq) for seq in apart]
+    assert sum(seq.finish_reason == "stop" for seq in together) > 8, "few texts came to their ends"
+
+
+@pytest.mark.parametrize("wrong", ["the first mask", "no mask", "the mask of another text"])
+def test_wrong_masks_are_other_texts(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = [outcome(seq) for seq in written(Counted(TARGET), mixture())]
+    root, known = NodeMasks.root, list[Any]()
+
+    def first(masks: NodeMasks, state: Any) -> None:
+        root(masks, masks._states.get(0, state))
+
+    def others(masks: NodeMasks, state: Any) -> None:
+        known.append(state)
+        root(masks, known[-2] if len(known) > 1 and type(known[-2]) is type(state) else state)
+
+    def free(constraint: Constraint, state: Any, vocab_size: int) -> np.ndarray:
+        return np.full((vocab_size + 31) // 32, -1, dtype=np.int32)
+
+    if wrong == "no mask":
+        for kind in {type(each.sampler.processors[0].constraint) for each in mixture() if _bound(each)}:  # type: ignore[attr-defined]
+            monkeypatch.setattr(kind, "bits", free)
+    else:
+        monkeypatch.setattr(NodeMasks, "root", first if wrong == "the first mask" else others)
+    found = [outcome(seq) for seq in written(TARGET, mixture())]
+    assert sum(one != other for one, other in zip(found, right, strict=True)) > len(right) // 3
+
+
+def _bound(each: Request) -> bool:
+    return bool(each.sampler.processors) and isinstance(each.sampler.processors[0], Constrained)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 7])
+def test_a_constraint_that_breaks_ends_its_own_text(limit: int) -> None:
+    others = [request(number, compiled("words"), "sampled") for number in range(3)]
+    expected = [outcome(seq) for seq in written(Counted(TARGET), others)]
+    engine = Engine(TARGET)
+    broken = engine.submit(request(9, Certain(limit), "sampled"))
+    beside = [engine.submit(each) for each in others]
+    end(engine, broken, *beside)
+    assert isinstance(broken.error, ConstraintError) and broken.position == limit
+    assert [outcome(seq) for seq in beside] == expected
+
+
+def test_a_mask_of_another_size_ends_its_own_text() -> None:
+    class Small(Certain):
+        def allowed(self, state: int) -> np.ndarray:
+            return super().allowed(state)[: 290 if state == 5 else None]
+
+    engine = Engine(TARGET)
+    wrong, right = (engine.submit(request(0, each, "greedy")) for each in (Small(), Certain()))
+    end(engine, wrong, right)
+    assert "is for 290 tokens" in str(wrong.error) and wrong.position == 5
+    assert right.error is None and right.position == 20
+
+
+def test_a_constraint_that_allows_nothing_the_model_writes_ends_its_own_text() -> None:
+    class Nothing(Certain):
+        def allowed(self, state: int) -> np.ndarray:
+            return np.zeros(VOCABULARY.size, dtype=bool) if state == 5 else super().allowed(state)
+
+    engine = Engine(TARGET)
+    wrong, right = (engine.submit(request(0, each, "greedy")) for each in (Nothing(), Certain()))
+    end(engine, wrong, right)
+    assert "allows none of the tokens" in str(wrong.error) and wrong.position == 5
+    assert right.error is None and right.position == 20
+
+
+def test_a_constraint_that_asks_is_asked_beside_the_loop() -> None:
+    threads = set[int]()
+
+    class Asking(Certain):
+        """Has to be asked before the mask after every third token."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.answered = set[int]()
+
+        def question(self, state: int) -> Callable[[], object] | None:
+            def answer() -> None:
+                threads.add(get_ident())
+                self.answered.add(state)
+
+            return answer if state % 3 == 0 and state not in self.answered else None
+
+        def allowed(self, state: int) -> np.ndarray:
+            assert state % 3 or state in self.answered
+            return super().allowed(state)
+
+    engine = Engine(TARGET)
+    asking, plain = (engine.submit(request(4, each, "sampled")) for each in (Asking(), Certain()))
+    end(engine, asking, plain)
+    assert asking.tokens == plain.tokens and asking.error is None
+    assert threads and get_ident() not in threads
+
+
+def test_texts_share_passes_with_others() -> None:
+    requests = [request(number, compiled("words"), "sampled") for number in range(4)]
+    expected = [outcome(seq) for seq in written(Counted(TARGET), requests)]
+    engine = Engine(TARGET)
+    policy = engine.submit(request(8, None, "sampled", cache_policy="streaming-llm", max_new_tokens=60, eos_ids=()))
+    seqs = [engine.submit(each) for each in requests]
+    held = 0
+    while not all(seq.finished for seq in seqs):
+        engine.step()
+        held += len(engine._arrays) == 4 and not policy.finished
+    assert held > 10 and [outcome(seq) for seq in seqs] == expected
+
+
+def test_a_step_under_constraints_is_few_calls() -> None:
+    """Each constrained text gets calls for its state and its mask; texts beside it get none."""
+
+    def calls(constrained: int, free: int) -> float:
+        engine, found = Engine(TARGET), 0
+        seqs = [engine.submit(request(number, compiled("words"), "greedy")) for number in range(constrained)]
+        seqs += [engine.submit(request(number, None, "greedy", eos_ids=())) for number in range(free)]
+        while any(seq.position < 4 for seq in seqs):
+            engine.step()
+
+        def seen(frame: Any, event: str, argument: Any) -> None:
+            nonlocal found
+            found += event in ("call", "c_call")
+
+        sys.setprofile(seen)
+        try:
+            for _ in range(8):
+                engine.step()
+        finally:
+            sys.setprofile(None)
+        return found / 8
+
+    assert calls(1, 0) <= 140
+    assert calls(1, 31) <= calls(1, 0) + 2
+    assert calls(32, 0) <= 32 * 55 + 100
