@@ -8,7 +8,6 @@ from time import perf_counter
 
 import torch
 
-from decodery.models.cache.account import resident
 from decodery.models.cache.page_pool import MappedPool, PagePool, TensorPool
 from decodery.models.protocol import LanguageModel
 from decodery.models.step_arrays import StepArrays
@@ -25,16 +24,13 @@ from decodery.step.sequence import Sequence
 from .array_commit import ArrayTimes, commit
 from .array_drafts import draft_batches
 from .array_masks import compute_masks
+from .array_room import make_room
 from .array_text import ArrayText, ProcessorsOf, as_left, in_arrays, is_open
 from .device_steps import DeviceSteps
 from .draft_budgets import DraftBudgets
 from .monitoring import banned_ahead
 from .schedule import Schedule
 from .task import SchedulerEntry, Task
-from .text import expect
-
-_AHEAD = 64
-"""Rows that texts have room for when the batch begins, so that it lasts for many steps."""
 
 
 class ArrayBatch:
@@ -147,11 +143,8 @@ class ArrayBatch:
         steps = self._steps
         if steps is None or not self._texts or steps.has_room:
             return True
-        # What lies in arrays stays there: only texts without room get some.
-        places, schedule = steps.without_room(), self._schedule
-        most = sum(self._texts[place].most_bytes for place in places)
-        fits = schedule.memory.surely_fits(most) if self._alone else schedule.fits
-        return fits and all(map(self._room, places))
+        # Only texts without room get some. Alone they may have all there is; beside others the schedule looks at these.
+        return (self._alone or self._schedule.fits) and self._room(steps.without_room())
 
     def _text(self, run: SchedulerEntry) -> ArrayText | None:
         """A task as a text of the batch, None where it cannot be one now."""
@@ -202,10 +195,9 @@ class ArrayBatch:
         steps.tap({depth for text in texts for depth in text.depths.values()})
         self._texts = texts
         steps.ends[: len(texts)][[place < 0 for place in places]] = -1
-        for place in steps.without_room():
-            if not self._room(place):
-                self._texts = []
-                return False
+        if not self._room(steps.without_room()):
+            self._texts = []
+            return False
         for place, text in enumerate(texts):
             if places[place] >= 0:
                 continue
@@ -222,25 +214,11 @@ class ArrayBatch:
         steps.ranks = max([text.request.drafter.ranks for text in texts if text.request.drafter is not None], default=0)
         return True
 
-    def _room(self, place: int) -> bool:
-        """Make room for the next steps of one text; whether there is some."""
-        text, steps = self._texts[place], self._steps
-        assert steps is not None
-        expect(text.seq)
+    def _room(self, places: list[int]) -> bool:
+        """Make room for the next steps of some texts; whether there is some."""
+        assert self._steps is not None
         # Under a limit memory is taken when the schedule knows that there is some.
-        ahead = _AHEAD if self._schedule.limits.cache_bytes is None else 0
-        try:
-            if not text.rows.has_room(max(text.room, ahead // 2)):
-                text.rows.open(max(text.room, min(ahead + text.room, text.most - text.length)))
-        except Exception:
-            return False
-        if not text.rows.has_room(text.room):
-            return False
-        steps.describe(place, text.rows)
-        steps.next[place], steps.ends[place] = text.cache.next_position, text.rows.last_position(text.room)
-        text.run.caches.add(text.cache)
-        text.ledger.bytes = max(text.ledger.bytes, resident(text.run.caches))
-        return True
+        return make_room(self._steps, self._texts, places, ahead=self._schedule.limits.cache_bytes is None)
 
     def step(self, passes: int) -> tuple[list[Task], int] | None:
         """One step of all texts in one native call.

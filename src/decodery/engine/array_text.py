@@ -119,8 +119,9 @@ class ArrayText:
     """
 
     __slots__ = (
-        "cache", "depths", "drafts", "eos", "ledger", "length", "logprobs", "monitors", "most", "processors", "request",
-        "room", "rows", "run", "sampler", "seq", "stateful", "steps", "stream", "tokens", "windowed",
+        "cache", "depths", "drafts", "eos", "held", "ledger", "length", "logprobs", "monitors", "most",
+        "page_bytes", "processors", "request", "room", "rows", "run", "sampler", "seq", "stateful", "steps", "stream",
+        "tokens", "windowed",
     )  # fmt: skip
 
     def __init__(self, run: SchedulerEntry, processors: Processors) -> None:
@@ -148,6 +149,8 @@ class ArrayText:
         self.depths = found or {}
         self.length = len(seq.tokens)
         self.windowed = seq.cache.window is not None
+        # Of a page in all layers and heads, and of all caches.
+        self.page_bytes, self.held = SLOTS * self.cache.slot_bytes, 0
 
     def emit(self, tokens: list[int], steps: StepArrays, rows: Callable[[int], int]) -> list[int]:
         """Append accepted tokens up to the first that ends the text; returns those.
@@ -223,12 +226,6 @@ class ArrayText:
     def _states(self, steps: StepArrays, row: int) -> dict[Tap, torch.Tensor]:
         """Hidden states of a row; copies, as the next step writes to the same memory."""
         return {tap: steps.hidden[depth][row].clone() for tap, depth in self.depths.items()}
-
-    @property
-    def most_bytes(self) -> int:
-        """Bytes that one more step takes at most: the pages of its rows, wherever the first one begins."""
-        pages = (self.room + SLOTS - 2) // SLOTS + 1
-        return pages * SLOTS * self.cache.slot_bytes
 
     @property
     def rolls_back(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from count_calls import counted_calls
 from decodery.core.errors import MonitorFailed
 from decodery.core.requirements import Requirements
 from decodery.engine import array_batch, array_commit, monitoring
@@ -522,23 +522,6 @@ def test_texts_go_on_by_themselves_where_the_step_of_all_fails(
     assert left[0] < often, "nothing failed"
 
 
-def counted(work: Callable[[], object], times: int) -> float:
-    """Calls of Python and C functions in one of some runs of `work`."""
-    count = 0
-
-    def seen(frame: Any, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(seen)
-    try:
-        for _ in range(times):
-            work()
-    finally:
-        sys.setprofile(None)
-    return count / times
-
-
 def calls(texts: int, *, steps: int = 4, lengths: tuple[int, ...] = (60,), **settings: Any) -> float:
     """Calls in one step of so many texts.
 
@@ -552,7 +535,7 @@ def calls(texts: int, *, steps: int = 4, lengths: tuple[int, ...] = (60,), **set
     ]
     while any(seq.position < 3 for seq in seqs):
         engine.step()
-    return counted(engine.step, steps)
+    return counted_calls(engine.step, steps)
 
 
 @pytest.mark.parametrize(
@@ -580,5 +563,5 @@ def test_prices_are_few_calls() -> None:
         prices.learn(5, 1, 40.0, 1.1)
         prices.seconds(1, 40.0, 32)
 
-    counted(step, 300)
-    assert counted(step, 16) <= 60
+    counted_calls(step, 300)
+    assert counted_calls(step, 16) <= 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from count_calls import counted_calls
 from decodery.core import noise
 from decodery.core.errors import NumericalError
 from decodery.engine.array_batch import ArrayBatch
@@ -435,7 +435,7 @@ def test_a_step_calls_little_for_each_text() -> None:
     """What a step goes by is written for all texts at once."""
     calls = {}
     for texts in (4, 24):
-        model, count = together(tiny_transformer()), 0
+        model = together(tiny_transformer())
         model.static = StaticPasses()
         engine = Engine(model)
         asked = [
@@ -447,16 +447,7 @@ def test_a_step_calls_little_for_each_text() -> None:
         engine.step()
         steps = steps_of(engine)
 
-        def called(frame: Any, event: str, argument: Any) -> None:
-            nonlocal count
-            count += event in ("call", "c_call")
-
         assert engine._arrays.rows > texts and model.static.shapes
-        sys.setprofile(called)
-        try:
-            steps.run()
-        finally:
-            sys.setprofile(None)
-        calls[texts] = count
+        calls[texts] = counted_calls(steps.run)
     # There were 114 while each text was gone through by itself.
     assert (calls[24] - calls[4]) / 20 < 20

@@ -6,12 +6,14 @@ from collections import Counter
 
 import pytest
 
+from count_calls import counted_calls
 from decodery.engine.engine import Engine
 from decodery.engine.memory import MemoryBudget
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits, Schedule
 from decodery.models.cache.cache import KVCache
+from decodery.models.cache.open_rows import OpenRows
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer, to_int8
 
@@ -84,6 +86,43 @@ def test_what_is_kept_goes_without_a_look_at_texts(looked: Counter[str]) -> None
     assert not taken(engine, looked)
     assert prefixes.bytes < kept and engine.held_bytes > 0.8 * limit
     same(texts)
+
+
+def calls(texts: int, waiting: int = 0) -> float:
+    """Calls in a step of so many texts beside so many that wait for memory, on average over some pages."""
+    room = (texts * 120 + 600) * SLOT
+    engine = Engine(MODEL, limits=Limits(cache_bytes=room))
+    seqs = [engine.submit(Request([5] * (33 + number % 16), max_new_tokens=100)) for number in range(texts)]
+    while any(seq.position < 4 for seq in seqs):
+        engine.step()
+    spare = (room - engine.held_bytes) // SLOT
+    for number in range(waiting):
+        engine.submit(Request([9] * (spare + 1 + number), max_new_tokens=2))
+    engine.step()
+    engine.step()
+    assert len(engine._arrays) == texts and engine.waiting == waiting
+    return counted_calls(engine.step, 32)
+
+
+def test_a_step_under_a_limit_calls_little_for_each_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What texts need in a step is taken at once for all of them, and nothing before it is needed."""
+    one, many = calls(1), calls(64)
+    assert many <= 3 * one < 150
+    # Wrong: each text takes its pages by itself.
+    monkeypatch.setattr(OpenRows, "missing", lambda rows, more: 0)
+    assert calls(64) > 300
+
+
+def test_no_pages_are_taken_before_they_are_needed() -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=TEXTS * 400 * SLOT))
+    texts = writing(engine)
+    for _ in range(STEPS):
+        engine.step()
+        assert len(engine._arrays) == TEXTS
+        assert all(text.cache.capacity - text.cache.next_position < 16 for text in texts)
+        assert engine.held_bytes == sum(text.cache.capacity for text in texts) * SLOT
+        # What a text has held at most is known of each by itself.
+        assert all(text.trace.ledger.bytes == text.cache.bytes for text in texts)
 
 
 def full(engine: Engine) -> Sequence:

@@ -22,6 +22,8 @@ from .pages import PageTable
 from .row_store import RowStore
 from .slot_positions import SlotPositions
 
+_TO_COME = 256
+"""Rows that a kernel appends at least before tables move."""
 _BEHIND = 256
 """Positions after all windows that stay, and at least so many more go at a time."""
 
@@ -280,7 +282,10 @@ class KVCache:
         """
         room = max(rows, max(self._expected, self._first) - self.length)
         self.pages.own(self.lengths, self.lengths + room)
-        self.slot_positions.widen(self.length + rows, self.capacity)
+        # Kernels need not be told of other tables soon.
+        most = self.length + room + _TO_COME
+        self.pages.widen(-(-most // SLOTS))
+        self.slot_positions.widen(most, 0)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer.

@@ -11,7 +11,8 @@ import torch
 from decodery.core.native.kernels import address
 from decodery.core.native.structs import SegmentStruct
 
-from .page_pool import MappedPool
+from . import pages
+from .page_pool import SLOTS, MappedPool
 
 if TYPE_CHECKING:
     from .cache import KVCache
@@ -85,6 +86,17 @@ class OpenRows:
         self.mine, self.positions = cache.pages.written_from, cache.slot_positions.held
         self._slots = min(self.mine[1], self.positions.shape[1]) if start >= self.mine[0] else 0
 
+    def missing(self, rows: int) -> int:
+        """How many pages of each layer and head make room for `rows` more rows, of what is `unchanged`.
+
+        What `describe` has written stays right. 0 where it takes more than pages, see `open`.
+        """
+        end = self.cache.next_position + self.cache.prefix + rows
+        count = -(-end // SLOTS) - self._slots // SLOTS
+        if self._slots != self.mine[1] or not self.pages.appends(count):
+            return 0
+        return count if self._slots + count * SLOTS <= self.positions.shape[1] else 0
+
     def describe(self, struct: SegmentStruct) -> object:
         """Write where the kernel finds the cache; returns what must be kept meanwhile."""
         pool, table = self.pages.pool, self.pages.whole_table
@@ -113,3 +125,16 @@ class OpenRows:
         """Forget the last `rows` rows of the content, which the kernel has just made."""
         self.lengths -= rows
         self.cache.next_position -= rows
+
+
+def append(every: Sequence[OpenRows], counts: Sequence[int]) -> None:
+    """Take so many pages for each layer and head of each text, all of them at once; or none where there is no memory.
+
+    Args:
+        every: The rows of texts of one model.
+        counts: [texts] what is `missing`.
+    """
+    pages.append([rows.pages for rows in every], counts)
+    for rows in every:
+        rows.mine = rows.pages.written_from
+        rows._slots = rows.mine[1]

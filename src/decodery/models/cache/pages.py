@@ -116,7 +116,7 @@ class PageTable:
         if end - begin > self.pool.most:
             size = (last - first) * self.slot_bytes / 2**30
             raise OutOfMemory(f"no memory for a key-value cache of {last} tokens ({size:.1f} GiB): {SHORTER}")
-        self._widen(end)
+        self.widen(end)
         span = self._room[:, :, begin:end]
         shared, needed = self._wanting(span, begin, starts, stops)
         if count := int(np.count_nonzero(needed)):
@@ -138,6 +138,14 @@ class PageTable:
         # Pages are owned as a whole.
         self.written_from = int(starts.max()) // SLOTS * SLOTS, -(-int(stops.min()) // SLOTS) * SLOTS
 
+    def widen(self, columns: int) -> None:
+        """Have room in the table for so many pages."""
+        if columns > (held := self._room.shape[2]):
+            wider = np.full((*self._room.shape[:2], max(columns, 2 * held)), NO_PAGE, dtype=np.int32)
+            wider[:, :, :held] = self._room
+            self._room = wider
+            self.version += 1
+
     def wanting(self, starts: np.ndarray, stops: np.ndarray) -> int:
         """How many pages `own` would take."""
         begin, end = int(starts.min()) // SLOTS, -(-int(stops.max()) // SLOTS)
@@ -158,6 +166,10 @@ class PageTable:
         shared = wanted & there
         shared[shared] = self.pool.holders[span[shared]] > 1
         return shared, shared | (wanted & ~there)
+
+    def appends(self, pages: int) -> bool:
+        """Whether so many pages after the last one, in every layer and head, are all that it takes to write there."""
+        return self.written_from[1] == self._columns * SLOTS and self._columns + pages <= self._room.shape[2]
 
     def trim(self, stops: np.ndarray) -> None:
         """Give back the pages that begin at slot `stop` of each layer or later.
@@ -222,18 +234,29 @@ class PageTable:
         tables = self._room if layers is None else self._room[list(layers)]
         return tables if head is None else tables[:, head : head + 1]
 
-    def _widen(self, columns: int) -> None:
-        """Have room in the table for so many pages."""
-        if columns > (held := self._room.shape[2]):
-            wider = np.full((*self._room.shape[:2], max(columns, 2 * held)), NO_PAGE, dtype=np.int32)
-            wider[:, :, :held] = self._room
-            self._room = wider
-            self.version += 1
-
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the process all memory goes, and what dropping pages needs may be gone.
         if hasattr(self, "written_from") and not ending():
             self.pool.drop(self.held)
+
+
+def append(texts: Sequence[PageTable], counts: Sequence[int]) -> None:
+    """Take so many pages for each text, after its last one in every layer and head, all of them at once.
+
+    Where there is no memory nothing changes.
+
+    Args:
+        texts: Those of one pool and shape, each of which `appends` so many.
+        counts: [texts] pages of one layer and head.
+    """
+    layers, kv_heads, _ = texts[0].whole_table.shape
+    pages, end = texts[0].pool.take(layers * kv_heads * sum(counts)), 0
+    for text, count in zip(texts, counts, strict=True):
+        first, begin, end = text._columns, end, end + layers * kv_heads * count
+        text._room[:, :, first : first + count] = pages[begin:end].reshape(layers, kv_heads, count)
+        text._columns, text._held = first + count, None
+        text.written_from = text.written_from[0], (first + count) * SLOTS
+        text.changes += 1
 
 
 def resident(texts: Iterable[PageTable]) -> int:
