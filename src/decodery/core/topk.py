@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -107,18 +108,43 @@ def softmax_sums(logits: torch.Tensor, row: int, token: int) -> tuple[float, flo
     Raises:
         NumericalError: If the row holds NaN.
     """
-    if (lib := library()) is not None and _fits(logits):
-        found = (ctypes.c_double * 2)()
-        place, vocab = address(logits, torch.float32, None, None), logits.shape[1]
-        if lib.decodery_softmax_sums(place + 4 * row * vocab, vocab, token, found):
+    return _sums(logits, [(row, token)])[0]
+
+
+def log_probabilities(logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+    """The log-probability of one token of each row, as `softmax_sums` has it.
+
+    Args:
+        logits: [n, vocab] float.
+        tokens: [n].
+
+    Raises:
+        NumericalError: If a row holds NaN.
+    """
+    return [own for own, _ in _sums(logits, [*enumerate(tokens)])]
+
+
+def _sums(logits: torch.Tensor, places: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+    """`softmax_sums` of rows and tokens; of many rows nothing is called but the sweep of each."""
+    if (lib := library()) is None or not _fits(logits):
+        return [_sums_of(logits[row], token) for row, token in places]
+    first, vocab, swept = address(logits, torch.float32, None, None), logits.shape[1], lib.decodery_softmax_sums
+    sums = (ctypes.c_double * (2 * len(places)))()
+    into = ctypes.addressof(sums)
+    for number, (row, token) in enumerate(places):
+        if swept(first + 4 * row * vocab, vocab, token, into + 16 * number):
             raise NumericalError(NAN)
-        return found[0], found[1]
-    if logits.device.type != "cpu":
+    return [*zip(sums[::2], sums[1::2], strict=True)]
+
+
+def _sums_of(row: torch.Tensor, token: int) -> tuple[float, float]:
+    """The same of a row [vocab] without a native sweep."""
+    if row.device.type != "cpu":
         # Two numbers are waited for, and not the row.
-        numbers = logits[row].double()
+        numbers = row.double()
         total, probs = numbers.logsumexp(dim=0), numbers.softmax(dim=0)
         return tuple(torch.stack((numbers[token] - total, total - probs @ numbers.clamp_min(-1e30))).tolist())
-    values = logits[row].double().numpy()
+    values = row.double().numpy()
     apart = np.maximum(values - values.max(), -700.0)
     weights = np.exp(apart)
     total = weights.sum()

@@ -114,7 +114,7 @@ def commit(
                 stream.waiting.append(token)
             elif stream is not None or token in text.eos or text.length >= text.most:
                 text.end(token)
-            if text.logprobs is not None:
+            if not appended and text.logprobs is not None:
                 reported.append((text, int(steps.first[place]), token))
             if text.stateful:
                 text.after(token)
@@ -138,6 +138,8 @@ def commit(
             seq.observed = text.length - 1
         if seq.finish_reason is not None:
             ended.append(place)
+    if appended:
+        reported = [(text, place, chosen[place]) for place, text in enumerate(texts) if text.logprobs is not None]
     if reported:
         report(steps, reported)
         ended += [place for place in range(n) if place not in ended and texts[place].seq.finish_reason is not None]
@@ -167,7 +169,8 @@ class Trees:
         self.sizes: list[int] = steps.sizes[:texts].tolist()
         self._steps = steps
         self._first, self._kept = steps.first[:texts].tolist(), steps.kept[:texts].tolist()
-        self._emitted, self._choices = steps.emitted[: steps.rows].tolist(), steps.choices[: steps.rows].tolist()
+        self._emitted: list[int] = steps.emitted[: steps.rows].tolist()
+        self._choices: _Choices = [*map(tuple, steps.choices[: steps.rows].tolist())]
         self._counts = steps.choice_counts[:texts].tolist()
 
     def commit(self, place: int, text: ArrayText, looked: dict[int, _Choices]) -> Step:
@@ -184,11 +187,24 @@ class Trees:
             run, choices = self._steps.emitted[first : first + kept].tolist(), looked[place]
         else:
             run = self._emitted[first : first + kept]
-            choices = [(rank, children) for rank, children in self._choices[first : first + self._counts[place]]]
-        emitted = text.emit(run, self._steps, lambda number: self._row(first, number))
-        taken = kept
-        if emitted is not run:
-            taken = len(emitted)
+            choices = self._choices[first : first + self._counts[place]]
+        taken, stream = kept, text.stream
+        if (
+            (stream is None or stream.lazy)
+            and text.monitors is None
+            and text.length + kept < text.most
+            and text.eos.isdisjoint(run)
+        ):
+            # No token can end the text, and nothing waits for it: all are taken at once.
+            text.tokens += run
+            if stream is not None:
+                stream.waiting += run
+            text.ledger.tokens += kept
+            text.length += kept
+            if text.stateful:
+                for token in run:
+                    text.after(token)
+        elif (taken := text.emit(run, self._steps, lambda number: self._row(first, number))) < kept:
             text.rows.cut(kept - taken)
             self._steps.kept[place] = taken
         step = Step(size - 1, taken - (taken == kept), taken, size)
@@ -224,8 +240,7 @@ def report(steps: StepArrays, reported: Ordered[_Reported]) -> None:
             for text in {id(text): text for text, _, _ in chosen}.values():
                 text.seq.fail(error)
             continue
-        for (text, _, _), entry in zip(chosen, found, strict=True):
-            text.seq.token_logprobs.append(entry)
+        deque(map(list.append, [text.seq.token_logprobs for text, _, _ in chosen], found), 0)
 
 
 def fail(steps: StepArrays, place: int, text: ArrayText, count: int, error: Exception) -> None:

@@ -152,41 +152,28 @@ class ArrayText:
         # Of a page in all layers and heads, and of all caches.
         self.page_bytes, self.held = SLOTS * self.cache.slot_bytes, 0
 
-    def emit(self, tokens: list[int], steps: StepArrays, rows: Callable[[int], int]) -> list[int]:
-        """Append accepted tokens up to the first that ends the text; returns those.
+    def emit(self, tokens: list[int], steps: StepArrays, rows: Callable[[int], int]) -> int:
+        """Append accepted tokens one by one, up to the first that ends the text; returns how many.
 
         Args:
             tokens: The tokens.
             steps: The batch.
             rows: The row that predicted the token of a number.
         """
-        seq, stream, emitted = self.seq, self.stream, list[int]()
-        length = self.length + len(tokens)
-        # Where no token can end the text, and nothing waits for it, all are taken at once.
-        taken = (stream is None or stream.lazy) and self.monitors is None
-        if taken and length < self.most and self.eos.isdisjoint(tokens):
-            self.tokens += tokens
-            if stream is not None:
-                stream.waiting += tokens
-            self.ledger.tokens += length - self.length
-            self.length = length
-            if self.stateful:
-                for token in tokens:
-                    self.after(token)
-            return tokens
+        seq, emitted = self.seq, 0
         for token in tokens:
             self.tokens.append(token)
-            emitted.append(token)
+            emitted += 1
             if self.monitors is None:
                 self.end(token)
             else:
-                self.watch(token, steps, rows(len(emitted) - 1))
+                self.watch(token, steps, rows(emitted - 1))
             if self.stateful:
                 self.after(token)
             if seq.finish_reason is not None or (self.monitors is not None and self.rolls_back):
                 break
-        self.length += len(emitted)
-        self.ledger.tokens += len(emitted)
+        self.length += emitted
+        self.ledger.tokens += emitted
         return emitted
 
     def end(self, token: int) -> None:

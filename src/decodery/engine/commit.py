@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 
+import numpy as np
 import torch
 
-from decodery.core.topk import softmax_sums, topk
+from decodery.core.topk import log_probabilities, topk
 from decodery.models.hooks import Tap
 from decodery.step.acceptance_rule import Accepted, NodeDistributions
 from decodery.step.draft_tree import DraftTree
@@ -127,9 +128,12 @@ def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[Token
 def _on_host(rows: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
     """The same of rows on the CPU, by native sweeps."""
     ids, values = topk(rows, max(top, 1))
-    found = []
-    for number, (token, near, high) in enumerate(zip(tokens, ids.tolist(), values.tolist(), strict=True)):
-        total = high[0] - softmax_sums(rows, number, near[0])[0]
-        likely = [(other, value - total) for other, value in zip(near[:top], high, strict=False)]
-        found.append(TokenLogprob(token, float(rows[number, token]) - total, likely))
-    return found
+    near, high = ids.tolist(), values.tolist()
+    sums = log_probabilities(rows, ids[:, 0].tolist())
+    totals = [most - own for (most, *_), own in zip(high, sums, strict=True)]
+    chosen = rows.numpy()[np.arange(len(tokens)), tokens].tolist()
+    likely = (values[:, :top] - np.array(totals)[:, None]).tolist()
+    return [
+        TokenLogprob(token, own - total, [*zip(others, those, strict=False)])
+        for token, own, total, others, those in zip(tokens, chosen, totals, near, likely, strict=True)
+    ]

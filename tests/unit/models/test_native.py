@@ -14,7 +14,7 @@ import torch
 from covering import in_turn
 from decodery.core.errors import CorruptFile, NumericalError
 from decodery.core.native.kernels import check_layout, choose, kernel_sets, library, read_bandwidth, status
-from decodery.core.topk import softmax_sums, topk
+from decodery.core.topk import log_probabilities, softmax_sums, topk
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
 from decodery.models.config import ModelConfig, Rope, Temperature
@@ -411,10 +411,16 @@ def test_sums_of_a_row(kernels):
                 # Every set of kernels adds in the same order.
                 assert SUMS.setdefault((vocab, row, token), found) == found
                 assert softmax_sums(logits.double(), row, token) == pytest.approx(found, rel=1e-5, abs=2e-5)
+        tokens = [0, vocab // 2, vocab - 1]
+        for kind in (logits, logits.double()):
+            own = [softmax_sums(kind, row, token)[0] for row, token in enumerate(tokens)]
+            assert log_probabilities(kind, tokens) == own
         for kind in (logits, logits.double()):
             kind[0, vocab // 2] = torch.nan
             with pytest.raises(NumericalError, match="NaN"):
                 softmax_sums(kind, 0, 0)
+            with pytest.raises(NumericalError, match="NaN"):
+                log_probabilities(kind, tokens)
 
 
 def test_threads_may_call_at_the_same_time():
