@@ -128,7 +128,9 @@ class OpenRows:
 
 
 def append(every: Sequence[OpenRows], counts: Sequence[int]) -> None:
-    """Take so many pages for each layer and head of each text, all of them at once; or none where there is no memory.
+    """Take so many pages for each layer and head of each text, all of them at once.
+
+    Where there is no memory nothing changes.
 
     Args:
         every: The rows of texts of one model.

@@ -168,7 +168,7 @@ class PageTable:
         return shared, shared | (wanted & ~there)
 
     def appends(self, pages: int) -> bool:
-        """Whether so many pages after the last one, in every layer and head, are all that it takes to write there."""
+        """Whether so many pages more in every layer and head are all that it takes to write there."""
         return self.written_from[1] == self._columns * SLOTS and self._columns + pages <= self._room.shape[2]
 
     def trim(self, stops: np.ndarray) -> None:
