@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, fields, replace
 from inspect import isgeneratorfunction
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -89,12 +89,12 @@ class Drafter(Contract):
 
     Subclasses declare their requirements and capabilities, as in `requirements = Requirements(prompt=True)`. A drafter
     that requires `states` gets mask nodes too.
-
-    Attributes:
-        keeps_logits: Whether it may keep a reference to the logits after `observe` has returned.
     """
 
-    keeps_logits: ClassVar[bool] = True
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether it may keep a reference to the logits after `observe` has returned."""
+        return True
 
     @property
     def ranks(self) -> int:

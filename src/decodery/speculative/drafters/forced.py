@@ -46,6 +46,13 @@ class Forced(Composite):
     def provides(self) -> Provides:
         return Provides.merged((self.parts[0].provides, Provides(drafts=("deterministic",))))
 
+    @property
+    def keeps_logits(self) -> bool:
+        return self.parts[0].keeps_logits
+
+    def asks(self, seq: Sequence) -> bool:
+        return self.parts[0].asks(seq)
+
     def largest(self) -> None:
         """None: a constraint may force any number of tokens."""
 
