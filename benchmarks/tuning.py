@@ -34,7 +34,7 @@ from decodery.training import adapter
 from decodery.training.checkable import CheckableQuestion, capitals
 from decodery.training.grpo import GRPORecipe, train_grpo
 from decodery.training.held_out import HeldOut
-from decodery.training.kind import Run
+from decodery.training.kind import KINDS, Run
 from decodery.training.kind_data import CutFiles
 from decodery.training.orpo import ORPORecipe, train_orpo
 from decodery.training.remade import CopyRecipe
@@ -121,7 +121,7 @@ def adapted(kind: str, steps: int = 24) -> Callable[[LoadedModel, Path], Report]
             settings = (CutFiles((work / f"{name}.txt",), _LENGTH), CopyRecipe(steps, 2, 5e-4))
             if kind == "lora":
                 settings += (adapter.LoRARemaking(rank=4),)  # type: ignore[assignment]
-            adapter.KINDS[kind].learn(Run(loaded, work / name, settings))
+            KINDS[kind].learn(Run(loaded, work / name, settings))
             nats[name] = [-each for each in logprobs(loaded, work / name, pieces)]
         return compared("cross_entropy", "pages", **_split(nats))
 

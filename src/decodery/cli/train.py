@@ -119,9 +119,10 @@ class Kinds(Group):
 
     def kind(self, name: str) -> Kind:
         """What the kind of a name declares; its module is imported now."""
-        module = import_module(f".{self.entries[name].module or name.replace('-', '_')}", "decodery.training")
-        found: Kind = module.KINDS[name]
-        return found
+        from decodery.training.kind import KINDS
+
+        import_module(f".{self.entries[name].module or name.replace('-', '_')}", "decodery.training")
+        return KINDS[name]
 
 
 @cache

@@ -13,7 +13,7 @@ from decodery.scorers.sandbox import Sandbox
 from decodery.search.answers import AnswerExtractor
 from decodery.training.adapter import LoRARemaking
 from decodery.training.grpo import GRPORecipe, train_grpo
-from decodery.training.kind import ARGUMENT, Data, Kind, Run, option
+from decodery.training.kind import ARGUMENT, Data, Run, kind, option
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,19 @@ class Rewarded(Data):
     pattern: str | None = option(None, "A regular expression of answers in its place.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The adapter is ready: --logits-source adapter:file={out}",
+    (Rewarded(), GRPORecipe(), LoRARemaking()),
+    "problems.jsonl -m MODEL --out adapter",
+    model="to tune",
+    file=Adapter.FILE,
+    without=("masked",),
+)
+def _grpo(run: Run) -> dict[str, Any]:
+    """Train a LoRA adapter of MODEL on PROBLEMS: its own texts are rewarded for right answers (GRPO).
+
+    PROBLEMS is a file as `decodery search-bench` takes it: a `question` and its `answer`, or a `prompt` and
+    `tests`. One problem in ten is held out."""
     given, sandbox = run.of(Rewarded), Sandbox(seconds=3.0)
     found, answers = read_problems(given.problems), AnswerExtractor(given.answer, given.pattern or "")
 
@@ -39,20 +51,3 @@ def _learn(run: Run) -> dict[str, Any]:
 
     rewarded = [given.answer, given.pattern, [asdict(each) for each in found]]
     return train_grpo(run, [given.prompt.replace("{question}", each.question) for each in found], reward, rewarded)
-
-
-KINDS = {
-    "grpo": Kind(
-        """Train a LoRA adapter of MODEL on PROBLEMS: its own texts are rewarded for right answers (GRPO).
-
-        PROBLEMS is a file as `decodery search-bench` takes it: a `question` and its `answer`, or a `prompt` and
-        `tests`. One problem in ten is held out.""",
-        _learn,
-        "The adapter is ready: --logits-source adapter:file={out}",
-        (Rewarded(), GRPORecipe(), LoRARemaking()),
-        "problems.jsonl -m MODEL --out adapter",
-        model="to tune",
-        file=Adapter.FILE,
-        without=("masked",),
-    )
-}

@@ -25,7 +25,7 @@ from .card import check_folder
 from .corpus import Corpus, TrainingText, check_texts
 from .held_out import HeldOut, Measured
 from .kept_files import keep, kept
-from .kind import NON_NEGATIVE, POSITIVE, Bounded, Kind, Run, bounded, option
+from .kind import NON_NEGATIVE, POSITIVE, Bounded, Run, bounded, kind, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, content, train
 from .tensors import int_tensor
@@ -251,22 +251,18 @@ class Drafted:
     draft: str = option("smollm2-draft", "The draft model whose hidden states are read.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The head is ready: --draft-length specdec++:head={out}",
+    (OwnTexts(300, max_new_tokens=96), Drafted(), AcceptanceRecipe(seed=1)),
+    "--draft smollm2-draft --out head",
+    model="to draft for",
+    file=AcceptanceHead.FILE,
+)
+def _acceptance(run: Run) -> dict[str, Any]:
+    """Train a head that predicts whether MODEL accepts a drafted token, for the policy specdec++.
+
+    It needs the drafter draft-model with a length such as 20. Take another seed than for the draft model. If most
+    drafts are rejected, use --rejected 1.
+    """
     drafting = named(run.of(Drafted).draft)
     return train_acceptance(run, drafting, own_texts(run, "text", top=0))
-
-
-KINDS = {
-    "acceptance": Kind(
-        """Train a head that predicts whether MODEL accepts a drafted token, for the policy specdec++.
-
-        It needs the drafter draft-model with a length such as 20. Take another seed than for the draft model. If most
-        drafts are rejected, use --rejected 1.""",
-        _learn,
-        "The head is ready: --draft-length specdec++:head={out}",
-        (OwnTexts(300, max_new_tokens=96), Drafted(), AcceptanceRecipe(seed=1)),
-        "--draft smollm2-draft --out head",
-        model="to draft for",
-        file=AcceptanceHead.FILE,
-    )
-}

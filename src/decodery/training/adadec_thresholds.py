@@ -19,7 +19,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.entropy import entropy
 
 from .held_out import bootstrap
-from .kind import ARGUMENT, Data, Kind, Run
+from .kind import ARGUMENT, Data, Run, kind
 from .lines import named_texts, read_objects
 from .tensors import int_tensor
 
@@ -149,24 +149,20 @@ class Solutions(Data):
         read_solutions(self.solutions)
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    lambda run: f"The threshold is ready: --acceptance-rule adadec:tau={run.made.tau:.3f}",
+    (Solutions(),),
+    "solutions.jsonl",
+    model="whose threshold is fitted",
+    out="",
+)
+def _adadec_thresholds(run: Run) -> dict[str, Any]:
+    """Fit the entropy above which the first choice of MODEL is more often wrong than right.
+
+    SOLUTIONS holds one JSON object a line, {"prompt": ..., "solution": ...}; the key "canonical_solution" works
+    too. The threshold is for the acceptance rule adadec.
+    """
     pairs, loaded = read_solutions(run.of(Solutions).solutions), run.loaded
     run.made = found = fit(*observe(loaded.model, loaded.tokenizer, pairs, run.progress))
     said = {"tested on": f"{found.tested} tokens of {found.texts} prompts that chose nothing, as many right as wrong"}
     return {**said, **asdict(found), "baselines": {"always the same": {"accuracy": 0.5}}}
-
-
-KINDS = {
-    "adadec-thresholds": Kind(
-        """Fit the entropy above which the first choice of MODEL is more often wrong than right.
-
-        SOLUTIONS holds one JSON object a line, {"prompt": ..., "solution": ...}; the key "canonical_solution" works
-        too. The threshold is for the acceptance rule adadec.""",
-        _learn,
-        lambda run: f"The threshold is ready: --acceptance-rule adadec:tau={run.made.tau:.3f}",
-        (Solutions(),),
-        "solutions.jsonl",
-        model="whose threshold is fitted",
-        out="",
-    )
-}

@@ -18,7 +18,7 @@ from decodery.models.loaders.adapters import Adapter, Columns, Thin, tuned
 from decodery.models.torch.weights import Dense
 
 from .corpus import Corpus
-from .kind import Kind, Run, option
+from .kind import Run, kind, option
 from .kind_data import CutFiles, cut_texts
 from .remade import CopyRecipe, Remade, Remaking, TrainedForm, TrainingProgress, learn
 from .tensors import zeros
@@ -203,32 +203,30 @@ def _ready(run: Run) -> str:
     return f"The adapter is ready: {usage(run.made).replace('THIS_FOLDER', str(run.out))}"
 
 
-_IMITATE = (
-    "\n\nWith one folder of texts that another model wrote, such as DIR/text/written of `decodery train draft`, MODEL "
-    "learns to imitate the other model, as a draft model should."
+class ImitatedFiles(CutFiles):
+    """Texts whose writer an adapter may learn to imitate."""
+
+    NOTE = f"""{CutFiles.NOTE}
+
+    With one folder of texts that another model wrote, such as DIR/text/written of `decodery train draft`, MODEL learns
+    to imitate the other model, as a draft model should."""
+
+
+_DATA = (ImitatedFiles(), CopyRecipe(500, 1, 2e-4))
+
+
+@kind(
+    _ready, (*_DATA, S2FTRemaking()), "notes.txt --out adapter", model="to tune", file=Adapter.FILE, without=("config",)
 )
-_DATA = (CutFiles(), CopyRecipe(500, 1, 2e-4))
-KINDS = {
-    "s2ft": Kind(
-        f"Train an S2FT adapter of MODEL on FILES: a few heads and channels.{_IMITATE}",
-        lambda run: _learn(run, replace(run.of(S2FTRemaking), config=run.loaded.model.config, seed=run.seed)),
-        _ready,
-        (*_DATA, S2FTRemaking()),
-        "notes.txt --out adapter",
-        model="to tune",
-        file=Adapter.FILE,
-        without=("config",),
-    ),
-    "lora": Kind(
-        f"Train a LoRA adapter of MODEL on FILES.{_IMITATE}",
-        lambda run: _learn(run, run.of(LoRARemaking)),
-        _ready,
-        (*_DATA, LoRARemaking()),
-        "notes.txt --rank 8 --out adapter",
-        model="to tune",
-        file=Adapter.FILE,
-    ),
-}
+def _s2ft(run: Run) -> Mapping[str, Any]:
+    """Train an S2FT adapter of MODEL on FILES: a few heads and channels."""
+    return _learn(run, replace(run.of(S2FTRemaking), config=run.loaded.model.config, seed=run.seed))
+
+
+@kind(_ready, (*_DATA, LoRARemaking()), "notes.txt --rank 8 --out adapter", model="to tune", file=Adapter.FILE)
+def _lora(run: Run) -> Mapping[str, Any]:
+    """Train a LoRA adapter of MODEL on FILES."""
+    return _learn(run, run.of(LoRARemaking))
 
 
 def _said(remaking: S2FTRemaking) -> str:

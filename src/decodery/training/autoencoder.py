@@ -18,7 +18,7 @@ from decodery.monitors.feature import Feature
 from decodery.monitors.sparse_autoencoder import SparseAutoencoder
 
 from .held_out import Measured, bootstrap, compared
-from .kind import COUNT, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .loop import TrainingPlan, batches, content, train
 from .tensors import normal, zeros
@@ -169,7 +169,21 @@ class AutoencoderPlace:
     measure: Path | None = field(default=None, metadata={"path": "folder"})
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    lambda run: (
+        f"The autoencoder is ready: --monitor feature:sae={run.of(AutoencoderPlace).measure or run.out},features=0"
+    ),
+    (TextFiles(), AutoencoderPlace(), AutoencoderSettings()),
+    "notes.txt --site resid_post.15 --out sae",
+    model="whose hidden states are read",
+)
+def _autoencoder(run: Run) -> dict[str, Any]:
+    """Train a sparse autoencoder of the hidden states of MODEL on text FILES, for the monitor feature.
+
+    At most --k features of a state are active. A fifth of the text pieces is held out; the printed figures are
+    theirs: active features, variance that the reconstruction leaves, features that never are active. The folder is
+    one that SAELens reads. An interrupted run continues.
+    """
     given, place, loaded = run.of(AutoencoderSettings), run.of(AutoencoderPlace), run.loaded
     if place.measure is not None:
         usual = replace(AutoencoderSettings(), seed=given.seed)
@@ -191,21 +205,3 @@ def _learn(run: Run) -> dict[str, Any]:
     report = {"site": site, **measured(known, tested, given.seed)}
     write_text(run.out / "report.json", json.dumps({**run.facts, "report": report}, indent=1))
     return report
-
-
-KINDS = {
-    "autoencoder": Kind(
-        """Train a sparse autoencoder of the hidden states of MODEL on text FILES, for the monitor feature.
-
-        At most --k features of a state are active. A fifth of the text pieces is held out; the printed figures are
-        theirs: active features, variance that the reconstruction leaves, features that never are active. The folder is
-        one that SAELens reads. An interrupted run continues.""",
-        _learn,
-        lambda run: (
-            f"The autoencoder is ready: --monitor feature:sae={run.of(AutoencoderPlace).measure or run.out},features=0"
-        ),
-        (TextFiles(), AutoencoderPlace(), AutoencoderSettings()),
-        "notes.txt --site resid_post.15 --out sae",
-        model="whose hidden states are read",
-    )
-}

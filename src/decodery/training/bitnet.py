@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -15,7 +16,7 @@ from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.native.int8 import quantize_rows
 from decodery.models.torch.weights import Dense
 
-from .kind import Kind, option
+from .kind import Run, kind, option
 from .kind_data import OwnTexts
 from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
@@ -74,16 +75,16 @@ def _towards(values: torch.Tensor, coarse: torch.Tensor, share: float) -> torch.
     return values + share * (coarse - values).detach()
 
 
-KINDS = {
-    "bitnet": Kind(
-        """Train a copy of MODEL with weights of -1, 0 and 1, for -m DIR or --drafter draft-model:model=DIR.
+@kind(
+    COPY_READY,
+    (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=1e-3), TernaryRemaking()),
+    "--out ternary --steps 300",
+    model="to copy",
+    file=DESCRIPTION,
+)
+def _bitnet(run: Run) -> Mapping[str, Any]:
+    """Train a copy of MODEL with weights of -1, 0 and 1, for -m DIR or --drafter draft-model:model=DIR.
 
-        The method is BitNet b1.58, starting from MODEL.""",
-        lambda run: copied(run, run.of(TernaryRemaking)),
-        COPY_READY,
-        (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=1e-3), TernaryRemaking()),
-        "--out ternary --steps 300",
-        model="to copy",
-        file=DESCRIPTION,
-    )
-}
+    The method is BitNet b1.58, starting from MODEL.
+    """
+    return copied(run, run.of(TernaryRemaking))

@@ -28,7 +28,7 @@ from decodery.step.logits_source import LogitsSource
 
 from .data import write_texts
 from .exits import ExitChecks, fit_agreement
-from .kind import Kind, Run, option
+from .kind import Run, kind, option
 from .kind_data import OwnTexts, Seed
 from .loop import known_figures
 from .tensors import zeros
@@ -205,7 +205,21 @@ def written(
     return texts, layers / rows if rows else float(target.model.config.num_layers)
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The calibration is ready: --logits-source calm:calibration={out}",
+    (OwnTexts(64, max_new_tokens=64), CalmRecipe(), Seed()),
+    "--delta 0.25 --out calibration",
+    model="to leave early",
+    file=EXITS,
+    without=("tokens",),
+)
+def _calm(run: Run) -> dict[str, Any]:
+    """Calibrate how confident MODEL must be to exit early, for the source calm.
+
+    MODEL writes texts with all layers, then with decreasing thresholds. The last threshold whose mean loss is
+    provably below the bound is kept. A classifier is first trained on as many texts of other prompts, the next
+    lines of the file.
+    """
     own = run.of(OwnTexts)
     recipe = replace(run.of(CalmRecipe), tokens=own.max_new_tokens)
     # A classifier learns from texts of other prompts, the next lines of the file.
@@ -215,21 +229,3 @@ def _learn(run: Run) -> dict[str, Any]:
     learned = prompts[own.texts :]
     run.settings = (recipe, *run.settings)
     return {"tested": calibrate(run, prompts[: own.texts], learned).tested.tolist()}
-
-
-KINDS = {
-    "calm": Kind(
-        """Calibrate how confident MODEL must be to exit early, for the source calm.
-
-        MODEL writes texts with all layers, then with decreasing thresholds. The last threshold whose mean loss is
-        provably below the bound is kept. A classifier is first trained on as many texts of other prompts, the next
-        lines of the file.""",
-        _learn,
-        "The calibration is ready: --logits-source calm:calibration={out}",
-        (OwnTexts(64, max_new_tokens=64), CalmRecipe(), Seed()),
-        "--delta 0.25 --out calibration",
-        model="to leave early",
-        file=EXITS,
-        without=("tokens",),
-    )
-}

@@ -24,7 +24,7 @@ from decodery.monitors.codebook import Codebooks, mean_of, nearest
 from .cut import parameters
 from .evaluation import ALONE, MonitorContext
 from .held_out import Measured, bootstrap, compared
-from .kind import COUNT, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .loop import content, even_plan, train
 from .tensors import int_tensor, normal
@@ -230,7 +230,18 @@ def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Genera
     return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws, device="cpu")]
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The codebooks are ready: --monitor codebook:codebooks={out},action=switch",
+    (TextFiles(), CodebookSettings()),
+    "notes.txt --out codebooks",
+    model="whose hidden states get codes",
+)
+def _codebook(run: Run) -> dict[str, Any]:
+    """Train codebooks of the hidden states of MODEL on text FILES, for the monitor codebook.
+
+    A state is replaced by the mean of its nearest codes. The codes are trained on the predictions of MODEL and on
+    their distance to the states. MODEL does not change.
+    """
     given, loaded = run.of(CodebookSettings), run.load("float32")
     sites = given.sites or (f"mlp_out.{loaded.model.config.num_layers // 2}",)
     found = run.of(TextFiles).pieces(loaded, needed=6)
@@ -244,18 +255,3 @@ def _learn(run: Run) -> dict[str, Any]:
     made[0].save(run.out / Codebooks.FILE)
     by_seed = [each.facts["report"]["more than without"] for each in made]
     return {"sites": list(sites), "k": given.k, **made[0].facts["report"], "more than without, by seed": by_seed}
-
-
-KINDS = {
-    "codebook": Kind(
-        """Train codebooks of the hidden states of MODEL on text FILES, for the monitor codebook.
-
-        A state is replaced by the mean of its nearest codes. The codes are trained on the predictions of MODEL and on
-        their distance to the states. MODEL does not change.""",
-        _learn,
-        "The codebooks are ready: --monitor codebook:codebooks={out},action=switch",
-        (TextFiles(), CodebookSettings()),
-        "notes.txt --out codebooks",
-        model="whose hidden states get codes",
-    )
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.coprocessors import CoprocessorWeights, adapted, latents
 
-from .kind import COUNT, Bounded, Kind, bounded, option
+from .kind import COUNT, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -127,16 +127,16 @@ class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights, Coproces
         return torch.stack(found).mean(dim=0)
 
 
-KINDS = {
-    "coprocessor": Kind(
-        """Train adapters that let MODEL add helpful cache entries after a prompt, for the policy coprocessor.
+@kind(
+    "The coprocessor is ready: --cache-policy coprocessor:trained={out}",
+    (TextFiles(), CoprocessorRecipe()),
+    "notes.txt --out coprocessor",
+    model="to help",
+    file=CoprocessorWeights.FILE,
+)
+def _coprocessor(run: Run) -> Mapping[str, Any]:
+    """Train adapters that let MODEL add helpful cache entries after a prompt, for the policy coprocessor.
 
-        Text FILES are the training data. MODEL is read in floating point and does not change.""",
-        from_pieces(CoprocessorTrainee, CoprocessorRecipe),
-        "The coprocessor is ready: --cache-policy coprocessor:trained={out}",
-        (TextFiles(), CoprocessorRecipe()),
-        "notes.txt --out coprocessor",
-        model="to help",
-        file=CoprocessorWeights.FILE,
-    )
-}
+    Text FILES are the training data. MODEL is read in floating point and does not change.
+    """
+    return from_pieces(run, CoprocessorTrainee, CoprocessorRecipe)

@@ -31,7 +31,7 @@ from decodery.models.trained.slots import Slots, shapes
 from .fitting import fit
 from .held_out import HeldOut
 from .kept_files import keep, kept
-from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Kind, Run, bounded, option
+from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Run, bounded, kind, option
 from .lines import read_lines
 from .loop import TrainingPlan, batches, content
 from .one_by_one import as_ids
@@ -260,24 +260,20 @@ class Sources(Data):
     texts: int = option(8000, "Maximum number of sources.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The slots are ready: --drafter cppd:slots={out}",
+    (Sources(), CPPDRecipe()),
+    "sources.txt -m t5-model --out slots",
+    model="to draft for",
+    default=None,
+    file=Slots.FILE,
+)
+def _cppd(run: Run) -> dict[str, Any]:
+    """Train slots that draft what MODEL writes for short sources: --drafter cppd:slots=DIR.
+
+    SOURCES is a file with one source a line. MODEL, an encoder-decoder model, first writes the text of each source,
+    and does not change. One source in nine is held out.
+    """
     given = run.of(Sources)
     lines = dict.fromkeys(read_lines(given.sources)[: given.texts])
     return dict(train_cppd(run, [LLM(run.floating).encode(line) for line in lines]).facts["validation"])
-
-
-KINDS = {
-    "cppd": Kind(
-        """Train slots that draft what MODEL writes for short sources: --drafter cppd:slots=DIR.
-
-        SOURCES is a file with one source a line. MODEL, an encoder-decoder model, first writes the text of each source,
-        and does not change. One source in nine is held out.""",
-        _learn,
-        "The slots are ready: --drafter cppd:slots={out}",
-        (Sources(), CPPDRecipe()),
-        "sources.txt -m t5-model --out slots",
-        model="to draft for",
-        default=None,
-        file=Slots.FILE,
-    )
-}

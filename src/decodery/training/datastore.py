@@ -17,7 +17,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.speculative.stores.datastore import FORMAT, SuffixArray
 
 from .data import token_blocks
-from .kind import ARGUMENT, Data, Kind, Run
+from .kind import ARGUMENT, Data, Run, kind
 from .kind_data import read_chats
 
 SHARD = 1 << 22
@@ -93,7 +93,17 @@ class Documents(Data):
     files: tuple[Path, ...] = field(default=(), metadata=ARGUMENT)
 
 
-def _learn(run: Run) -> dict[str, int]:
+@kind(
+    "The datastore is ready: --drafter rest:datastore={out}",
+    (Documents(),),
+    "notes.txt --out datastore",
+    model="whose tokens are indexed",
+)
+def _datastore(run: Run) -> dict[str, int]:
+    """Index FILES in a folder for --drafter rest:datastore=DIR.
+
+    Memory use is bounded. An interrupted run starts again.
+    """
     found = build_datastore(
         run.of(Documents).files,
         run.out,
@@ -103,17 +113,3 @@ def _learn(run: Run) -> dict[str, int]:
         progress=run.progress,
     )
     return {"tokens": found}
-
-
-KINDS = {
-    "datastore": Kind(
-        """Index FILES in a folder for --drafter rest:datastore=DIR.
-
-        Memory use is bounded. An interrupted run starts again.""",
-        _learn,
-        "The datastore is ready: --drafter rest:datastore={out}",
-        (Documents(),),
-        "notes.txt --out datastore",
-        model="whose tokens are indexed",
-    )
-}

@@ -27,7 +27,7 @@ from .corpus import Corpus, TrainingText
 from .cut import DraftShape, cut_draft, keep_tokens, quantized
 from .draft import DraftSettings, DraftTraining, check_target, write_draft
 from .held_out import HeldOut, Measured
-from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, NON_NEGATIVE, Bounded, Run, bounded, kind, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches
 from .training_batch import BatchPart, TrainingBatch, distance, of_parts, predictions
@@ -255,24 +255,20 @@ def train_deer(run: Run, corpus: Corpus, shape: DraftShape | None = None) -> dic
     return training_run.held.report(told[-1][1], {"untrained": before})
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The block drafter is ready: --drafter deer:model={out}",
+    (OwnTexts(), DeerRecipe(), DraftSettings(layers=3)),
+    "-m smollm2 --block 8 --out blocks",
+    model="to draft for",
+    file=DESCRIPTION,
+    without=("pretrain", "exits"),
+)
+def _deer(run: Run) -> dict[str, Any]:
+    """Train a small diffusion model that drafts a block of tokens in one pass, for --drafter deer:model=DIR.
+
+    It starts as the first layers of MODEL, which must be one that decodery runs itself. Stage 1 trains to continue
+    masked texts, stage 2 to write a whole block, mainly its first tokens. accepted: how many tokens of a block are
+    right in a row on held-out texts.
+    """
     shape = run.of(DraftSettings).shape(check_target(run.loaded).config)
     return train_deer(run, own_texts(run), shape)
-
-
-KINDS = {
-    "deer": Kind(
-        """Train a small diffusion model that drafts a block of tokens in one pass, for --drafter deer:model=DIR.
-
-        It starts as the first layers of MODEL, which must be one that decodery runs itself. Stage 1 trains to continue
-        masked texts, stage 2 to write a whole block, mainly its first tokens. accepted: how many tokens of a block are
-        right in a row on held-out texts.""",
-        _learn,
-        "The block drafter is ready: --drafter deer:model={out}",
-        (OwnTexts(), DeerRecipe(), DraftSettings(layers=3)),
-        "-m smollm2 --block 8 --out blocks",
-        model="to draft for",
-        file=DESCRIPTION,
-        without=("pretrain", "exits"),
-    )
-}

@@ -23,7 +23,7 @@ from decodery.models.torch.weights import Dense, Layer, Weights
 
 from .card import check_folder
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run, option
+from .kind import Run, kind, option
 from .lists import END, LEAST, MASK, MOST, VOCABULARY, ListExample, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
 from .loop import History, TrainingPlan, train
@@ -273,12 +273,6 @@ def held_out(recipe: DiffusionRecipe, count: int) -> list[ListExample]:
     return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, HELD + 1]), recipe.letters)
 
 
-def _learn(run: Run) -> dict[str, Any]:
-    recipe = run.of(DiffusionRecipe)
-    train_diffusion(recipe, run.out, progress=run.progress)
-    return tested(run.out, recipe, untrained(recipe))
-
-
 @torch.no_grad()
 def tested(folder: Path, recipe: DiffusionRecipe, before: Transformer) -> dict[str, Any]:
     """The report of the model in a folder, on examples that neither taught it nor chose its best step."""
@@ -292,15 +286,17 @@ def tested(folder: Path, recipe: DiffusionRecipe, before: Transformer) -> dict[s
     return known.report(loss(after), {"before": loss(begun)}, "examples")
 
 
-KINDS = {
-    "diffusion": Kind(
-        """Train a model that fills canvases with answers about short lists, to try diffusion decoders on.
+@kind(
+    "The model is ready: --model {out} --no-chat-template --diffuse static",
+    (DiffusionRecipe(),),
+    "--size xs --tasks copy,reverse --out diffusion",
+    file=MODEL,
+)
+def _diffusion(run: Run) -> dict[str, Any]:
+    """Train a model that fills canvases with answers about short lists, to try diffusion decoders on.
 
-        The folder works as --model, in the layout of LLaDA checkpoints. Examples are generated during training.""",
-        _learn,
-        "The model is ready: --model {out} --no-chat-template --diffuse static",
-        (DiffusionRecipe(),),
-        "--size xs --tasks copy,reverse --out diffusion",
-        file=MODEL,
-    )
-}
+    The folder works as --model, in the layout of LLaDA checkpoints. Examples are generated during training.
+    """
+    recipe = run.of(DiffusionRecipe)
+    train_diffusion(recipe, run.out, progress=run.progress)
+    return tested(run.out, recipe, untrained(recipe))

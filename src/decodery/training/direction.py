@@ -30,7 +30,7 @@ from .activations import Sites
 from .checkable import capitals
 from .cut import parameters
 from .evaluation import ALONE, NOWHERE, Evaluation, MonitorContext, doubts, keep_evaluated
-from .kind import ARGUMENT, Data, Kind, Run, option
+from .kind import ARGUMENT, Data, Run, kind, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
 from .probe import inputs_like
@@ -285,7 +285,18 @@ def _small(model: LanguageModel) -> bool:
     return small and isinstance(model, Transformer) and config.usual and not config.experts
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The direction is ready: --monitor neurofeedback:axis={out}",
+    (Statements(), Sites()),
+    "--kind lr --out direction",
+    model="whose hidden states are read",
+)
+def _direction(run: Run) -> dict[str, Any]:
+    """Find a direction of the hidden states of MODEL that separates STATEMENTS, for the monitor neurofeedback.
+
+    The hook point that separates the labels best on a part of the statements is used. A principal component ignores
+    the labels. The printed figures are those of the rest.
+    """
     asked, lm = run.of(Statements), run.lm
     read, chat = asked.read(lm, run.of(Sites).of(lm), run.progress), lm.chat_template is not None
     train = partial(axis_by, kind=asked.kind, context=MonitorContext.of(run, chat=chat))
@@ -296,18 +307,3 @@ def _learn(run: Run) -> dict[str, Any]:
     trained, report = trial(train).run(read, asked.seed, "statements", others)
     more = {"site": trained.site, "variance": trained.facts["variance"]}
     return keep_evaluated(trained, report, run.out / Probe.FILE, **more)
-
-
-KINDS = {
-    "direction": Kind(
-        """Find a direction of the hidden states of MODEL that separates STATEMENTS, for the monitor neurofeedback.
-
-        The hook point that separates the labels best on a part of the statements is used. A principal component ignores
-        the labels. The printed figures are those of the rest.""",
-        _learn,
-        "The direction is ready: --monitor neurofeedback:axis={out}",
-        (Statements(), Sites()),
-        "--kind lr --out direction",
-        model="whose hidden states are read",
-    )
-}

@@ -29,7 +29,7 @@ from .card import check_folder
 from .cut import DraftShape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run, option
+from .kind import Run, kind, option
 from .kind_data import OwnTexts, cut_texts, own_texts
 from .loop import History, TrainingPlan, batches, train
 from .training_batch import TrainingBatch, distance, judged, predictions, training_batch
@@ -201,7 +201,19 @@ class DraftSettings:
         return DraftShape(layers, inner, self.tokens, self.window, self.exits).check(config)
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "the draft is ready: --drafter draft-model:model={out}",
+    (OwnTexts(), DraftSettings()),
+    "-m smollm2 --texts 2000 --out draft",
+    model="to draft for",
+    file=DESCRIPTION,
+    without=("exits",),
+)
+def _draft(run: Run) -> Mapping[str, Any]:
+    """Train a small draft model of MODEL, for --drafter draft-model:model=DIR.
+
+    MODEL must be one that decodery runs itself. 5 % of the texts are held out.
+    """
     given = run.of(DraftSettings)
     shape = given.shape(check_target(run.loaded).config)
     plain = cut_texts(run, given.pretrain, "text/plain") if given.pretrain else None
@@ -220,31 +232,19 @@ def _learn(run: Run) -> dict[str, Any]:
     )
 
 
-KINDS = {
-    "draft": Kind(
-        """Train a small draft model of MODEL, for --drafter draft-model:model=DIR.
+@kind(
+    "the draft is ready: --drafter nested:model={out}",
+    (OwnTexts(), DraftSettings(exits=(4, 8, 12))),
+    "-m smollm2 --exits 4/8/12 --out nested",
+    model="to draft for",
+    file=DESCRIPTION,
+    without=("pretrain", "layers", "window"),
+)
+def _nested(run: Run) -> Mapping[str, Any]:
+    """Train one draft model with exits at several depths, for --drafter nested:model=DIR.
 
-        MODEL must be one that decodery runs itself. 5 % of the texts are held out.""",
-        _learn,
-        "the draft is ready: --drafter draft-model:model={out}",
-        (OwnTexts(), DraftSettings()),
-        "-m smollm2 --texts 2000 --out draft",
-        model="to draft for",
-        file=DESCRIPTION,
-        without=("exits",),
-    ),
-    "nested": Kind(
-        """Train one draft model with exits at several depths, for --drafter nested:model=DIR.
-
-        It starts as the first layers of MODEL. All exits are trained together under one norm and head (sorted
-        fine-tuning). The draft model works for every model with the vocabulary of MODEL. MODEL must be one that
-        decodery runs itself.""",
-        _learn,
-        "the draft is ready: --drafter nested:model={out}",
-        (OwnTexts(), DraftSettings(exits=(4, 8, 12))),
-        "-m smollm2 --exits 4/8/12 --out nested",
-        model="to draft for",
-        file=DESCRIPTION,
-        without=("pretrain", "layers", "window"),
-    ),
-}
+    It starts as the first layers of MODEL. All exits are trained together under one norm and head (sorted
+    fine-tuning). The draft model works for every model with the vocabulary of MODEL. MODEL must be one that
+    decodery runs itself.
+    """
+    return _draft(run)

@@ -15,7 +15,7 @@ from decodery.models.torch.transformer import Transformer
 
 from .diffusion import HELD, MODEL, logits_at, trained
 from .diffusion_tuning import DiffusionModel, TuningRecipe, report_of, tune
-from .kind import POSITIVE, Kind, Run, bounded, option
+from .kind import POSITIVE, Run, bounded, kind, option
 from .lists import MASK, VOCABULARY, examples, ids
 from .loop import History
 
@@ -123,20 +123,16 @@ def distil(run: Run) -> History:
     )
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The model is ready: --model {out} --no-chat-template --diffuse cad",
+    (DiffusionModel(), SelfDistillationRecipe()),
+    "diffusion --out student",
+    file=MODEL,
+)
+def _dscd(run: Run) -> dict[str, Any]:
+    """Distil the diffusion model in FOLDER, which `decodery train diffusion` made (CD4LM).
+
+    The student gets canvases with more masks than the teacher, and learns to predict the same.
+    """
     distil(run)
     return report_of(run, run.of(SelfDistillationRecipe))
-
-
-KINDS = {
-    "dscd": Kind(
-        """Distil the diffusion model in FOLDER, which `decodery train diffusion` made (CD4LM).
-
-        The student gets canvases with more masks than the teacher, and learns to predict the same.""",
-        _learn,
-        "The model is ready: --model {out} --no-chat-template --diffuse cad",
-        (DiffusionModel(), SelfDistillationRecipe()),
-        "diffusion --out student",
-        file=MODEL,
-    )
-}

@@ -20,7 +20,7 @@ from decodery.models.protocol import OpenModel, is_open
 from decodery.speculative.drafters.dynamic_exit import tokens_per_layer
 
 from .corpus import TrainingText
-from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, NON_NEGATIVE, Bounded, Run, bounded, kind, option
 from .kind_data import OwnTexts, own_texts
 
 _ROWS = 512
@@ -112,16 +112,6 @@ def find_exits(
     return choose(np.stack(right), np.array(asked), given)
 
 
-def _learn(run: Run) -> dict[str, Any]:
-    target = run.loaded.model
-    if not is_open(target):
-        raise UnsupportedModel(
-            f"{run.loaded.name} does not show what its layers say: use a model that decodery runs itself"
-        )
-    run.made = find_exits(target, list(own_texts(run, top=0)), run.of(ExitSettings), run.progress)
-    return asdict(run.made)
-
-
 def _ready(run: Run) -> str:
     layers, slower = "/".join(map(str, run.made.layers)), run.made.gain <= 1
     said = "No exit is expected to be faster than plain decoding.\n" if slower else ""
@@ -129,16 +119,19 @@ def _ready(run: Run) -> str:
     return f"{said}The exits are ready: --drafter del:{settings}"
 
 
-KINDS = {
-    "del": Kind(
-        """Find the layers of MODEL that are the best exits for --drafter del.
+@kind(
+    _ready, (OwnTexts(48, max_new_tokens=64), ExitSettings()), "--exits 3 --out exits", model="that drafts for itself"
+)
+def _del(run: Run) -> dict[str, Any]:
+    """Find the layers of MODEL that are the best exits for --drafter del.
 
-        Each layer is rated by how often it predicts the token of MODEL. The settings and their expected speed-up are
-        printed.""",
-        _learn,
-        _ready,
-        (OwnTexts(48, max_new_tokens=64), ExitSettings()),
-        "--exits 3 --out exits",
-        model="that drafts for itself",
-    )
-}
+    Each layer is rated by how often it predicts the token of MODEL. The settings and their expected speed-up are
+    printed.
+    """
+    target = run.loaded.model
+    if not is_open(target):
+        raise UnsupportedModel(
+            f"{run.loaded.name} does not show what its layers say: use a model that decodery runs itself"
+        )
+    run.made = find_exits(target, list(own_texts(run, top=0)), run.of(ExitSettings), run.progress)
+    return asdict(run.made)

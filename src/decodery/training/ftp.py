@@ -28,7 +28,7 @@ from decodery.step.forward_request import run_sync, score
 
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import COUNT, NON_NEGATIVE, SHARE, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, NON_NEGATIVE, SHARE, Bounded, Run, bounded, kind, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, known_figures, train
 from .schedules import Evolution, evolve
@@ -317,22 +317,18 @@ def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[T
     return found
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The routers are ready: --logits-source ftp:routers={out}",
+    (OwnTexts(400), FTPRecipe(), Evolution()),
+    "--sparsity 0.2 --out routers",
+    model="to prune",
+    file=TokenRouters.FILE,
+)
+def _ftp(run: Run) -> dict[str, Any]:
+    """Find how much each layer of MODEL can be pruned, and train routers that choose the tokens to skip.
+
+    A genetic search finds the share of tokens that skip each layer, for a fixed mean. Then one small router per
+    layer is trained. MODEL does not change.
+    """
     run.settings = (replace(run.of(FTPRecipe), evolution=run.of(Evolution)), *run.settings)
     return dict(train_ftp(run, own_texts(run)).facts["validation"])
-
-
-KINDS = {
-    "ftp": Kind(
-        """Find how much each layer of MODEL can be pruned, and train routers that choose the tokens to skip.
-
-        A genetic search finds the share of tokens that skip each layer, for a fixed mean. Then one small router per
-        layer is trained. MODEL does not change.""",
-        _learn,
-        "The routers are ready: --logits-source ftp:routers={out}",
-        (OwnTexts(400), FTPRecipe(), Evolution()),
-        "--sparsity 0.2 --out routers",
-        model="to prune",
-        file=TokenRouters.FILE,
-    )
-}

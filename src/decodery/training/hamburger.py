@@ -7,8 +7,9 @@ a token is what the model found likely there; the small decoder begins as the mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ from .cut import changeable, parameters, quantized
 from .draft import write_draft
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
-from .kind_data import OwnTexts, from_own_texts
+from .kind import COUNT, NON_NEGATIVE, Bounded, Run, bounded, kind, option
+from .kind_data import OwnTexts, own_texts, validation
 from .loop import TrainingPlan, batches
 from .tensors import normal, zeros
 
@@ -288,20 +289,20 @@ def train_hamburger(run: Run, corpus: Corpus) -> MicroSteps:
     return found
 
 
-KINDS = {
-    "hamburger": Kind(
-        """Train MODEL to write several tokens per row, and to read them as one row.
+@kind(
+    lambda run: (
+        f"Groups are ready: -m {run.out / MODEL if run.of(HamburgerRecipe).base_lr else run.model} "
+        f"--logits-source hamburger:micro={run.out}"
+    ),
+    (OwnTexts(max_new_tokens=128), HamburgerRecipe()),
+    "--out groups",
+    model="to train",
+    file=MicroSteps.FILE,
+)
+def _hamburger(run: Run) -> Mapping[str, Any]:
+    """Train MODEL to write several tokens per row, and to read them as one row.
 
-        Texts are cut into groups where MODEL was sure of the next token. A copy of MODEL is trained too and saved in
-        DIR/model, unless --base-lr is 0.""",
-        from_own_texts(train_hamburger),
-        lambda run: (
-            f"Groups are ready: -m {run.out / MODEL if run.of(HamburgerRecipe).base_lr else run.model} "
-            f"--logits-source hamburger:micro={run.out}"
-        ),
-        (OwnTexts(max_new_tokens=128), HamburgerRecipe()),
-        "--out groups",
-        model="to train",
-        file=MicroSteps.FILE,
-    )
-}
+    Texts are cut into groups where MODEL was sure of the next token. A copy of MODEL is trained too and saved in
+    DIR/model, unless --base-lr is 0.
+    """
+    return validation(train_hamburger(run, own_texts(run)))

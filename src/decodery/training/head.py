@@ -32,7 +32,7 @@ from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
 from .head_batch import DEPTHS, LOSSES, Taught, distance, glancing, judged, rank_rates, taught
 from .held_out import HeldOut, Measured
-from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, NON_NEGATIVE, Bounded, Run, bounded, kind, option
 from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, rounded, train
 
@@ -243,7 +243,19 @@ class HeadKind:
     images: Path | None = option(None, "File of prompts with embeddings, made by `save_prompts`, to train on as well.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    lambda run: f"The head is ready: --drafter {run.made.kind}:head={run.out}",
+    (OwnTexts(), HeadKind(), HeadRecipe()),
+    "--kind eagle-3 -m smollm2 --out head",
+    model="to draft for",
+    file=HEAD,
+)
+def _head(run: Run) -> dict[str, Any]:
+    """Train a draft head on the hidden states of MODEL, for --drafter KIND:head=DIR.
+
+    The printed figures are how often its first prediction is right on held-out texts, by the number of tokens
+    ahead.
+    """
     asked, own, recipe = run.of(HeadKind), run.of(OwnTexts), run.of(HeadRecipe)
     run.made, shape = head_named(asked.kind)
     loaded, corpus, shown = run.loaded, own_texts(run), None
@@ -258,19 +270,3 @@ def _learn(run: Run) -> dict[str, Any]:
             progress=run.progress,
         )
     return train_head(run, run.made, corpus, shape=shape, shown=shown)
-
-
-KINDS = {
-    "head": Kind(
-        """Train a draft head on the hidden states of MODEL, for --drafter KIND:head=DIR.
-
-        The printed figures are how often its first prediction is right on held-out texts, by the number of tokens
-        ahead.""",
-        _learn,
-        lambda run: f"The head is ready: --drafter {run.made.kind}:head={run.out}",
-        (OwnTexts(), HeadKind(), HeadRecipe()),
-        "--kind eagle-3 -m smollm2 --out head",
-        model="to draft for",
-        file=HEAD,
-    )
-}

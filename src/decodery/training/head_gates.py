@@ -23,7 +23,7 @@ from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.models.trained.head_gates import HeadGates
 
 from .built_in import built_in_data
-from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, NON_NEGATIVE, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles, shown
 from .one_by_one import PartTrainee, train_beside
 from .traced import TracedCache
@@ -170,23 +170,19 @@ class HeadGateTrainee(PartTrainee[Document, HeadGates, GateRecipe]):
         return float(torch.stack(found).mean())
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The gates are ready: --cache-policy lserve:gates={out}",
+    (TextFiles(), GateRecipe()),
+    "notes.txt --out gates",
+    model="whose heads are classified",
+    file=HeadGates.FILE,
+)
+def _lserve(run: Run) -> dict[str, Any]:
+    """Train gates that tell which heads of MODEL need old tokens, for the policy lserve.
+
+    The task is to find numbers that are hidden in text FILES. MODEL is read in floating point and does not
+    change.
+    """
     target, recipe = run.floating, run.of(GateRecipe)
     documents = hide_keys(target.tokenizer, run.of(TextFiles).pieces(target), seed=recipe.seed)
     return shown(train_beside(run, HeadGateTrainee(target, recipe), documents).facts)
-
-
-KINDS = {
-    "lserve": Kind(
-        """Train gates that tell which heads of MODEL need old tokens, for the policy lserve.
-
-        The task is to find numbers that are hidden in text FILES. MODEL is read in floating point and does not
-        change.""",
-        _learn,
-        "The gates are ready: --cache-policy lserve:gates={out}",
-        (TextFiles(), GateRecipe()),
-        "notes.txt --out gates",
-        model="whose heads are classified",
-        file=HeadGates.FILE,
-    )
-}

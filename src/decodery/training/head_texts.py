@@ -19,7 +19,7 @@ from decodery.monitors.recorder import Recorder
 from decodery.monitors.sae import HeadCodes
 
 from .evaluation import Evaluation, MonitorContext, doubts, keep_evaluated
-from .kind import ARGUMENT, COUNT, Bounded, Data, Kind, Run, bounded, option
+from .kind import ARGUMENT, COUNT, Bounded, Data, Run, bounded, kind, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .ranking import part_of
 from .sae import BehaviourExample, built_in_examples, highest, read_examples, train_sae
@@ -173,7 +173,14 @@ class HeadCodeSettings(Bounded):
     steps: int = 300
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The head codes are ready: --monitor sae:codes={out},top={top}",
+    (BehaviourTexts(), HeadCodeSettings()),
+    "--out codes",
+    model="whose heads are read",
+)
+def _sae(run: Run) -> dict[str, Any]:
+    """Find the attention heads of MODEL that take part in a behaviour, for the monitor sae."""
     asked, given, lm = run.of(BehaviourTexts), run.of(HeadCodeSettings), run.lm
     read, chat, tokens = asked.read(lm, run.progress)
     data = str(asked.examples or "built-in sentences")
@@ -182,15 +189,3 @@ def _learn(run: Run) -> dict[str, Any]:
     learn = partial(train_sae, heads=heads, rate=asked.rate, context=context, **vars(given))
     trained, report = evaluated(read, learn, given.top, asked.seed)
     return keep_evaluated(trained, report, run.out / HeadCodes.FILE)
-
-
-KINDS = {
-    "sae": Kind(
-        "Find the attention heads of MODEL that take part in a behaviour, for the monitor sae.",
-        _learn,
-        "The head codes are ready: --monitor sae:codes={out},top={top}",
-        (BehaviourTexts(), HeadCodeSettings()),
-        "--out codes",
-        model="whose heads are read",
-    )
-}

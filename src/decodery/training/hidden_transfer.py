@@ -24,8 +24,8 @@ from decodery.models.trained.transfer import Transfer
 
 from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
 from .corpus import Corpus
-from .kind import Kind, Run, bounded
-from .kind_data import OwnTexts, from_own_texts
+from .kind import Run, bounded, kind
+from .kind_data import OwnTexts, own_texts, validation
 from .loop import History
 
 
@@ -97,16 +97,16 @@ def train_transfer(run: Run, corpus: Corpus) -> tuple[Transfer, History]:
     return train_ahead(run, corpus, trainee, recipe, made, what="training maps", file=TRANSFER)
 
 
-KINDS = {
-    "hidden-transfer": Kind(
-        """Train maps from the hidden states of MODEL to those of later tokens: --drafter hidden-transfer:transfer=DIR.
+@kind(
+    "The maps are ready: --drafter hidden-transfer:transfer={out}",
+    (OwnTexts(), TransferRecipe(steps=600)),
+    "--layers 18/21/24 --out maps",
+    model="that drafts for itself",
+    file=TRANSFER,
+)
+def _hidden_transfer(run: Run) -> Mapping[str, Any]:
+    """Train maps from the hidden states of MODEL to those of later tokens: --drafter hidden-transfer:transfer=DIR.
 
-        Only the maps are trained.""",
-        from_own_texts(train_transfer),
-        "The maps are ready: --drafter hidden-transfer:transfer={out}",
-        (OwnTexts(), TransferRecipe(steps=600)),
-        "--layers 18/21/24 --out maps",
-        model="that drafts for itself",
-        file=TRANSFER,
-    )
-}
+    Only the maps are trained.
+    """
+    return validation(train_transfer(run, own_texts(run)))

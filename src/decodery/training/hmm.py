@@ -7,7 +7,7 @@ hidden Markov model is the one for texts of any length. It sees the tokens met m
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from decodery.speculative.stores.hmm import HMM
 from .corpus import Corpus
 from .held_out import HeldOut, Measured
 from .kept_files import keep, kept
-from .kind import COUNT, POSITIVE, Bounded, Kind, Run, bounded, option
-from .kind_data import OwnTexts, from_own_texts
+from .kind import COUNT, POSITIVE, Bounded, Run, bounded, kind, option
+from .kind_data import OwnTexts, own_texts, validation
 from .loop import CHECKPOINT
 
 _TEXTS = 64
@@ -241,14 +241,13 @@ def _begun_or_kept(path: Path, made: str, hmm: HMM) -> tuple[HMM, dict[str, torc
         return replace(hmm, **found), best, objective, judgements
 
 
-KINDS = {
-    "hmm": Kind(
-        "Distil a hidden Markov model from the texts of MODEL, for --drafter hmm:model=DIR.",
-        from_own_texts(train_hmm),
-        "{states} states are ready: --drafter hmm:model={out}",
-        (OwnTexts(), HMMRecipe()),
-        "--states 256 --out hmm",
-        model="whose texts are learned",
-        file=HMM.FILE,
-    )
-}
+@kind(
+    "{states} states are ready: --drafter hmm:model={out}",
+    (OwnTexts(), HMMRecipe()),
+    "--states 256 --out hmm",
+    model="whose texts are learned",
+    file=HMM.FILE,
+)
+def _hmm(run: Run) -> Mapping[str, Any]:
+    """Distil a hidden Markov model from the texts of MODEL, for --drafter hmm:model=DIR."""
+    return validation(train_hmm(run, own_texts(run)))

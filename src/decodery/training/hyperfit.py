@@ -28,7 +28,7 @@ from decodery.sampling.sampler import Sampler
 
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import COUNT, NON_NEGATIVE, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, NON_NEGATIVE, Bounded, Run, bounded, kind, option
 from .kind_data import CutFiles, cut_texts
 from .loop import History, batches, even_plan, train
 from .remade import Remade, Remaking, TrainedForm, TrainingProgress
@@ -179,17 +179,17 @@ def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
-KINDS = {
-    "hyperfit": Kind(
-        """Overfit a copy of MODEL on a few pieces of FILES, for greedy decoding: -m DIR.
+@kind(
+    "The model is ready: -m {out} --sampler no-citation:texts={out}",
+    (CutFiles(length=128), HyperfitRecipe()),
+    "notes.txt --out tuned",
+    model="to tune",
+    file=DESCRIPTION,
+)
+def _hyperfit(run: Run) -> Mapping[str, Any]:
+    """Overfit a copy of MODEL on a few pieces of FILES, for greedy decoding: -m DIR.
 
-        Greedy texts become longer and more varied; held-out texts become less likely. DIR also holds the pieces:
-        --sampler no-citation:texts=DIR keeps the model from citing them.""",
-        lambda run: hyperfit(run, cut_texts(run)),
-        "The model is ready: -m {out} --sampler no-citation:texts={out}",
-        (CutFiles(length=128), HyperfitRecipe()),
-        "notes.txt --out tuned",
-        model="to tune",
-        file=DESCRIPTION,
-    )
-}
+    Greedy texts become longer and more varied; held-out texts become less likely. DIR also holds the pieces:
+    --sampler no-citation:texts=DIR keeps the model from citing them.
+    """
+    return hyperfit(run, cut_texts(run))

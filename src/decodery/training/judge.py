@@ -18,7 +18,7 @@ from decodery.speculative.acceptance.judge import Head
 
 from .evaluation import figures
 from .held_out import Measured, compared
-from .kind import ARGUMENT, Data, Kind, Run
+from .kind import ARGUMENT, Data, Run, kind
 from .loop import History, TrainingPlan, batches, train
 from .mining import HELD_OUT, PLAIN, Examples, Mining, examples, read_questions
 from .ranking import auc, turned
@@ -148,7 +148,20 @@ class JudgeSettings(Data):
         read_questions(self.questions)
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    f"The judge is ready: --acceptance-rule judge:head={{out}}/{JUDGE}",
+    (JudgeSettings(), Mining()),
+    "questions.jsonl --out judge",
+    model="whose hidden states are judged",
+)
+def _judge(run: Run) -> dict[str, Any]:
+    """Train a head that predicts which drafted tokens keep an answer right, for the acceptance rule judge.
+
+    QUESTIONS holds one JSON object a line. {"prompt": ..., "right": ..., "wrong": ...}: the wrong answer differs
+    from the right one where the mistake begins. {"prompt": ...}, with a number as the answer: the model answers,
+    tries its own next best tokens where it is unsure, and checks whether the number stays. One question in five is
+    held out.
+    """
     given, target = run.of(JudgeSettings), run.loaded
     asked, layer = read_questions(given.questions), target.model.config.num_layers
     found = examples(target, asked, run.training, mining=run.of(Mining), progress=run.progress)
@@ -160,20 +173,3 @@ def _learn(run: Run) -> dict[str, Any]:
     }
     head, _ = fit(found, layer, run.out, facts=dict(run.facts), **how)
     return head.facts
-
-
-KINDS = {
-    "judge": Kind(
-        """Train a head that predicts which drafted tokens keep an answer right, for the acceptance rule judge.
-
-        QUESTIONS holds one JSON object a line. {"prompt": ..., "right": ..., "wrong": ...}: the wrong answer differs
-        from the right one where the mistake begins. {"prompt": ...}, with a number as the answer: the model answers,
-        tries its own next best tokens where it is unsure, and checks whether the number stays. One question in five is
-        held out.""",
-        _learn,
-        f"The judge is ready: --acceptance-rule judge:head={{out}}/{JUDGE}",
-        (JudgeSettings(), Mining()),
-        "questions.jsonl --out judge",
-        model="whose hidden states are judged",
-    )
-}

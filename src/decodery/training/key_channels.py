@@ -15,7 +15,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 from decodery.models.trained.key_channels import KeyChannels
 
-from .kind import Kind, Run
+from .kind import Run, kind
 from .kind_data import TextFiles
 
 
@@ -60,22 +60,18 @@ def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]], progress: Pr
     return KeyChannels(order, facts, model.fingerprint)
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The channels are ready: --cache-policy double-sparsity:calibration={out}",
+    (TextFiles(),),
+    "notes.txt --out channels",
+    model="whose keys are read",
+    file=KeyChannels.FILE,
+)
+def _double_sparsity(run: Run) -> dict[str, Any]:
+    """Find the channels of MODEL's keys that decide attention, on text FILES, for the policy double-sparsity.
+
+    MODEL does not change. It takes as long as reading the texts.
+    """
     found = calibrate(run.loaded.model, run.of(TextFiles).pieces(run.loaded), run.progress)
     replace(found, facts={**found.facts, "command": run.command}).save(run.out / KeyChannels.FILE)
     return dict(found.facts)
-
-
-KINDS = {
-    "double-sparsity": Kind(
-        """Find the channels of MODEL's keys that decide attention, on text FILES, for the policy double-sparsity.
-
-        MODEL does not change. It takes as long as reading the texts.""",
-        _learn,
-        "The channels are ready: --cache-policy double-sparsity:calibration={out}",
-        (TextFiles(),),
-        "notes.txt --out channels",
-        model="whose keys are read",
-        file=KeyChannels.FILE,
-    )
-}

@@ -20,6 +20,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
 Settings = TypeVar("Settings")
+Learn = TypeVar("Learn", bound=Callable[..., Any])
 ARGUMENT: dict[str, Any] = {"argument": True}
 """Metadata of a field that is an argument of the command, not an option."""
 PLAIN: dict[str, Any] = {"option": "--no-chat-template"}
@@ -106,6 +107,30 @@ class Kind:
     file: str = ""
     out: str = "folder"
     without: tuple[str, ...] = ()
+
+
+KINDS: dict[str, Kind] = {}
+"""The kinds of the modules that are imported, by name."""
+
+
+def kind(
+    ready: str | Callable[[Run], str], settings: tuple[Any, ...], example: str, **more: Any
+) -> Callable[[Learn], Learn]:
+    """Make a function that learns in a run a `Kind` of its name, whose help is the docstring.
+
+    Args:
+        ready: See `Kind`, as the others.
+        settings: Of the kind.
+        example: Of the kind.
+        more: Other attributes of the kind.
+    """
+
+    def register(learn: Learn) -> Learn:
+        name = learn.__name__.strip("_").replace("_", "-")
+        KINDS[name] = Kind(learn.__doc__ or "", learn, ready, settings, example, **more)
+        return learn
+
+    return register
 
 
 class Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,15 +70,6 @@ def own_texts(run: Run, folder: str = "text/written", top: int = 20) -> Corpus:
         top=top,
         progress=run.progress,
     )
-
-
-def from_own_texts(train: Callable[[Run, Corpus], Any]) -> Callable[[Run], Mapping[str, Any]]:
-    """How a kind learns from texts that the model writes.
-
-    Args:
-        train: Called with the run and the texts.
-    """
-    return lambda run: validation(train(run, own_texts(run)))
 
 
 def validation(found: Any) -> Mapping[str, Any]:

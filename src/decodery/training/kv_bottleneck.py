@@ -17,7 +17,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import floating
 from decodery.speculative.stores.bottleneck import KeySet, nearest
 
-from .kind import COUNT, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .tensors import normal, zeros
 
@@ -114,23 +114,19 @@ def readout(model: Transformer, rank: int) -> torch.Tensor:
     return found / found.norm(dim=0).clamp(min=1e-6)
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The keys are ready: --drafter discrete-key-value:keys={out}",
+    (TextFiles(), KeyRecipe()),
+    "notes.txt --out keys",
+    model="whose hidden states are read",
+)
+def _kv_bottleneck(run: Run) -> dict[str, Any]:
+    """Fit keys to the hidden states of MODEL on text FILES, for --drafter discrete-key-value:keys=DIR.
+
+    The texts need no labels. The keys stay fixed: the drafter learns their values while it drafts, and starts with
+    none.
+    """
     recipe, texts = run.of(KeyRecipe), run.of(TextFiles).pieces(run.loaded)
     found = learn_keys(run.loaded.model, texts, recipe=recipe, facts=run.facts, progress=run.progress)
     found.save(run.out / KeySet.FILE)
     return {"tokens": found.facts["tokens"]}
-
-
-KINDS = {
-    "kv-bottleneck": Kind(
-        """Fit keys to the hidden states of MODEL on text FILES, for --drafter discrete-key-value:keys=DIR.
-
-        The texts need no labels. The keys stay fixed: the drafter learns their values while it drafts, and starts with
-        none.""",
-        _learn,
-        "The keys are ready: --drafter discrete-key-value:keys={out}",
-        (TextFiles(), KeyRecipe()),
-        "notes.txt --out keys",
-        model="whose hidden states are read",
-    )
-}

@@ -24,7 +24,7 @@ from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
 
 from .data import read_prompts
-from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
+from .kind import ARGUMENT, PLAIN, Data, Run, kind, option
 from .loop import content, even_plan, rounded, train
 from .ranking import auc
 from .tensors import int_tensor
@@ -181,7 +181,20 @@ class FilterSettings(Data):
         read_prompts(self.prompts)
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The filter is ready: --diffuse learn2pd:filter={out},block={block}",
+    (FilterSettings(),),
+    "prompts.txt -m diffusion --out filter.safetensors",
+    model="whose decoding is learned from",
+    out="file",
+)
+def _learn2pd(run: Run) -> dict[str, Any]:
+    """Train a filter that predicts which proposals of MODEL are final, for --diffuse learn2pd:filter=FILE.
+
+    MODEL fills a canvas after each line of PROMPTS, one token a pass. Then it fills it again and writes every
+    proposal that is final. Of ten prompts one selects the filter and one evaluates it. auc and plain_auc rate the
+    filter and the plain confidence; least_passes is the share of passes that a perfect filter needs.
+    """
     given = run.of(FilterSettings)
     lines, lm = read_prompts(given.prompts), LLM(run.load(given.dtype))
     encoded = [lm.encode(line, apply_chat_template=given.apply_chat_template) for line in lines]
@@ -192,20 +205,3 @@ def _learn(run: Run) -> dict[str, Any]:
     replace(learned, facts=facts).save(run.out)
     least = {"least_passes": round(found.passes / found.static, 4)}
     return {"blocks": len(found.prompt), **rounded(figures), **least}
-
-
-KINDS = {
-    "learn2pd": Kind(
-        """Train a filter that predicts which proposals of MODEL are final, for --diffuse learn2pd:filter=FILE.
-
-        MODEL fills a canvas after each line of PROMPTS, one token a pass. Then it fills it again and writes every
-        proposal that is final. Of ten prompts one selects the filter and one evaluates it. auc and plain_auc rate the
-        filter and the plain confidence; least_passes is the share of passes that a perfect filter needs.""",
-        _learn,
-        "The filter is ready: --diffuse learn2pd:filter={out},block={block}",
-        (FilterSettings(),),
-        "prompts.txt -m diffusion --out filter.safetensors",
-        model="whose decoding is learned from",
-        out="file",
-    )
-}

@@ -17,7 +17,7 @@ from decodery.monitors.los import EVERY, MOST_TOKENS, LOSHead, LOSNet
 
 from .activations import Answered, Questions
 from .evaluation import ALONE, MonitorContext, keep_evaluated
-from .kind import Kind, Run, option
+from .kind import Run, kind, option
 from .loop import batches, content, even_plan, train
 from .probe import harmless, trial
 from .ranking import parts, require_kinds
@@ -131,21 +131,11 @@ class LOSSettings:
     k: int = option(100, "Log-probabilities per row that the head reads.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind("The head is ready: --monitor los:head={out}", (Questions(), LOSSettings()), "--out head", model="to watch")
+def _los(run: Run) -> dict[str, Any]:
+    """Train LOS-Net, which detects wrong answers of MODEL by the probabilities of their tokens."""
     asked, k = run.of(Questions), run.of(LOSSettings).k
     answers, form = asked.answers(run, (), k, whole=True)
     train = partial(train_los, k=k, rate=asked.rate, context=MonitorContext.of(run, **form))
     head, report = trial(train, highest).run(answers, asked.seed, "answers")
     return keep_evaluated(head, report, run.out / LOSHead.FILE)
-
-
-KINDS = {
-    "los": Kind(
-        "Train LOS-Net, which detects wrong answers of MODEL by the probabilities of their tokens.",
-        _learn,
-        "The head is ready: --monitor los:head={out}",
-        (Questions(), LOSSettings()),
-        "--out head",
-        model="to watch",
-    )
-}

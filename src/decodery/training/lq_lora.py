@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -14,7 +15,7 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.torch.weights import Dense
 
-from .kind import Kind
+from .kind import Run, kind
 from .kind_data import OwnTexts
 from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
@@ -58,15 +59,14 @@ class LowRank(TrainedForm):
         return self._split.made(kept, self._bias)
 
 
-KINDS = {
-    "lq-lora": Kind(
-        "Train the low-rank part of a low-bit copy of MODEL, for -m DIR or --drafter draft-model:model=DIR.",
-        lambda run: copied(run, LowRankRemaking(run.of(LQLoRA))),
-        COPY_READY,
-        (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=2e-4), LQLoRA()),
-        "--bits 3 --out copy",
-        model="to copy",
-        file=DESCRIPTION,
-        without=("scale_bits", "scale_block", "budget", "fisher"),
-    )
-}
+@kind(
+    COPY_READY,
+    (OwnTexts(400, max_new_tokens=96), CopyRecipe(lr=2e-4), LQLoRA()),
+    "--bits 3 --out copy",
+    model="to copy",
+    file=DESCRIPTION,
+    without=("scale_bits", "scale_block", "budget", "fisher"),
+)
+def _lq_lora(run: Run) -> Mapping[str, Any]:
+    """Train the low-rank part of a low-bit copy of MODEL, for -m DIR or --drafter draft-model:model=DIR."""
+    return copied(run, LowRankRemaking(run.of(LQLoRA)))

@@ -6,7 +6,7 @@ transfer; this one is a small residual beside the mean, and the model itself sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from decodery.models.trained.merge_nets import MergeNet
 from decodery.models.trained.merges import Merged, merged
 from decodery.step.dynamic_tokens import made
 
-from .kind import COUNT, SHARE, Bounded, Kind, bounded, option
+from .kind import COUNT, SHARE, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -102,17 +102,17 @@ class MergeTrainee(PartTrainee[Sequence[int], MergeNet, MergeRecipe]):
         return MergeNet(tensors, facts, self.model.fingerprint)
 
 
-KINDS = {
-    "merges": Kind(
-        """Train embeddings of merged tokens, so that MODEL reads prompts in fewer rows.
+@kind(
+    "The network is ready: MergeNet.load('{out}')",
+    (TextFiles(), MergeRecipe()),
+    "notes.txt --out merges",
+    model="whose prompts become shorter",
+    file=MergeNet.FILE,
+)
+def _merges(run: Run) -> Mapping[str, Any]:
+    """Train embeddings of merged tokens, so that MODEL reads prompts in fewer rows.
 
-        They learn from text FILES to continue a merged prompt as the whole one. MODEL is read in floating point and
-        does not change.""",
-        from_pieces(MergeTrainee, MergeRecipe),
-        "The network is ready: MergeNet.load('{out}')",
-        (TextFiles(), MergeRecipe()),
-        "notes.txt --out merges",
-        model="whose prompts become shorter",
-        file=MergeNet.FILE,
-    )
-}
+    They learn from text FILES to continue a merged prompt as the whole one. MODEL is read in floating point and
+    does not change.
+    """
+    return from_pieces(run, MergeTrainee, MergeRecipe)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
-from .kind import COUNT, POSITIVE, Bounded, Kind, bounded, option
+from .kind import COUNT, POSITIVE, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -143,17 +143,17 @@ def distance(wanted: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     return (wanted * (wanted.log() - found.log())).sum(dim=-1).mean()
 
 
-KINDS = {
-    "meta-soft": Kind(
-        """Train soft tokens that predict which prompt tokens MODEL will attend to, for the policy meta-soft.
+@kind(
+    "The meta-tokens are ready: --cache-policy meta-soft:trained={out}",
+    (TextFiles(), MetaRecipe()),
+    "notes.txt --out meta",
+    model="whose prompts are read",
+    file=MetaTokens.FILE,
+)
+def _meta_soft(run: Run) -> Mapping[str, Any]:
+    """Train soft tokens that predict which prompt tokens MODEL will attend to, for the policy meta-soft.
 
-        They learn from text FILES how the end of a piece attends to the rest. MODEL is read in floating point and does
-        not change.""",
-        from_pieces(MetaTokenTrainee, MetaRecipe),
-        "The meta-tokens are ready: --cache-policy meta-soft:trained={out}",
-        (TextFiles(), MetaRecipe()),
-        "notes.txt --out meta",
-        model="whose prompts are read",
-        file=MetaTokens.FILE,
-    )
-}
+    They learn from text FILES how the end of a piece attends to the rest. MODEL is read in floating point and does
+    not change.
+    """
+    return from_pieces(run, MetaTokenTrainee, MetaRecipe)

@@ -20,7 +20,7 @@ from decodery.step.monitor import Monitor
 
 from .evaluation import CHOSE_NOTHING, doubts, figures, lines_content
 from .held_out import compared
-from .kind import ARGUMENT, Data, Kind, Run, option
+from .kind import ARGUMENT, Data, Run, kind, option
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
 from .ranking import parts
 
@@ -94,7 +94,36 @@ class Watched(Data):
     seed: int = option(0, "Random seed of the split.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+def _with_setting(monitor: str, setting: str, value: str) -> str:
+    """A monitor as it is given, with a setting in place of its own one and of its threshold.
+
+    The other settings stay: the scores that a threshold was set on may go by them.
+    """
+    name, settings = method_spec.parts(monitor)
+    kept = [
+        each
+        for each in method_spec.split(settings, ",")
+        if each.partition("=")[0].strip() not in ("", setting, "threshold")
+    ]
+    return f"{name}:{','.join([*kept, f'{setting}={value}'])}"
+
+
+@kind(
+    lambda run: "The {} is ready: --monitor {}".format(*run.made),
+    (Watched(),),
+    "texts.jsonl --monitor confidence:measure=worst --rate 0.05",
+    model="that writes the texts",
+    out="folder or nothing",
+)
+def _threshold(run: Run) -> dict[str, Any]:
+    """Set the threshold of any monitor on your own TEXTS.
+
+    TEXTS holds one JSON object a line, {"messages": [...], "label": true or false, "group": text}. The monitor
+    scores each text as it does while MODEL writes, and the highest score of a text decides: a further harmless text
+    like these is flagged at any of its tokens with at most the given rate. A fifth of the groups is the test set,
+    whose figures are printed. A monitor with a trained part is written to --out with the new threshold. Give texts
+    that it was not trained on.
+    """
     given = run.of(Watched)
     chats, watching, no_folder = read_chats(given.texts), resolve("monitor", given.monitor), run.out == Path()
     known = trained_part(watching)
@@ -118,36 +147,3 @@ def _learn(run: Run) -> dict[str, Any]:
         with_threshold(part, found, report | {"command": run.command}).save(run.out / part.FILE)
         run.made = "monitor", _with_setting(given.monitor, setting, str(run.out))
     return report | {"threshold": found.facts()}
-
-
-def _with_setting(monitor: str, setting: str, value: str) -> str:
-    """A monitor as it is given, with a setting in place of its own one and of its threshold.
-
-    The other settings stay: the scores that a threshold was set on may go by them.
-    """
-    name, settings = method_spec.parts(monitor)
-    kept = [
-        each
-        for each in method_spec.split(settings, ",")
-        if each.partition("=")[0].strip() not in ("", setting, "threshold")
-    ]
-    return f"{name}:{','.join([*kept, f'{setting}={value}'])}"
-
-
-KINDS = {
-    "threshold": Kind(
-        """Set the threshold of any monitor on your own TEXTS.
-
-        TEXTS holds one JSON object a line, {"messages": [...], "label": true or false, "group": text}. The monitor
-        scores each text as it does while MODEL writes, and the highest score of a text decides: a further harmless text
-        like these is flagged at any of its tokens with at most the given rate. A fifth of the groups is the test set,
-        whose figures are printed. A monitor with a trained part is written to --out with the new threshold. Give texts
-        that it was not trained on.""",
-        _learn,
-        lambda run: "The {} is ready: --monitor {}".format(*run.made),
-        (Watched(),),
-        "texts.jsonl --monitor confidence:measure=worst --rate 0.05",
-        model="that writes the texts",
-        out="folder or nothing",
-    )
-}

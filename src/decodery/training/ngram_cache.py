@@ -19,7 +19,7 @@ from decodery.speculative.stores.warm import WarmContexts
 
 from .corpus import Corpus, TrainingText
 from .held_out import HeldOut, Measured
-from .kind import Kind, Run
+from .kind import Run, kind
 from .kind_data import OwnTexts, Seed, own_texts
 
 _COUNTED = 8
@@ -153,7 +153,17 @@ def _hits(text: TrainingText, store: Contexts, rates: SuccessorRates) -> np.ndar
     return np.array(found, dtype=bool).reshape(-1, 2)
 
 
-def _learn_cache(run: Run) -> dict[str, Any]:
+@kind(
+    "The contexts are ready: --drafter auto:warm={out}/contexts.safetensors",
+    (OwnTexts(), Seed()),
+    "-m smollm2 --out cache",
+    model="whose texts are learned",
+)
+def _ngram_cache(run: Run) -> dict[str, Any]:
+    """Build the n-gram cache that the drafter auto starts with: --drafter auto:warm=DIR/contexts.safetensors.
+
+    It holds what MODEL expects after its most frequent contexts.
+    """
     vocabulary = run.loaded.model.config.vocabulary
     found = learn_contexts(own_texts(run), vocabulary=vocabulary, progress=run.progress)
     found.save(run.out / FILE)
@@ -161,33 +171,19 @@ def _learn_cache(run: Run) -> dict[str, Any]:
     return {"contexts": known, "tokens": found.facts["tokens"], **found.facts["report"]}
 
 
-def _count(run: Run) -> dict[str, Any]:
+@kind(
+    "The n-grams are ready: {out}/ngrams.safetensors",
+    (OwnTexts(), Seed()),
+    "--out ngrams",
+    model="whose texts are counted",
+)
+def _ngrams(run: Run) -> dict[str, Any]:
+    """Count the n-grams of MODEL's own texts, for lm.suggestions(ngrams=load_ngrams(DIR/ngrams.safetensors)).
+
+    lm.ngrams(texts) counts your own texts.
+    """
     corpus, model = own_texts(run), run.loaded.model
     written = [text.tokens[text.written :] for text in corpus]
     facts = {"vocabulary": model.config.vocabulary, "corpus": corpus.facts}
     save_ngrams(run.out / NGRAMS, written, model.vocab_size, facts)
     return {"tokens": sum(map(len, written))}
-
-
-KINDS = {
-    "ngram-cache": Kind(
-        """Build the n-gram cache that the drafter auto starts with: --drafter auto:warm=DIR/contexts.safetensors.
-
-        It holds what MODEL expects after its most frequent contexts.""",
-        _learn_cache,
-        "The contexts are ready: --drafter auto:warm={out}/contexts.safetensors",
-        (OwnTexts(), Seed()),
-        "-m smollm2 --out cache",
-        model="whose texts are learned",
-    ),
-    "ngrams": Kind(
-        """Count the n-grams of MODEL's own texts, for lm.suggestions(ngrams=load_ngrams(DIR/ngrams.safetensors)).
-
-        lm.ngrams(texts) counts your own texts.""",
-        _count,
-        "The n-grams are ready: {out}/ngrams.safetensors",
-        (OwnTexts(), Seed()),
-        "--out ngrams",
-        model="whose texts are counted",
-    ),
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import linear
@@ -16,7 +16,7 @@ from decodery.core.errors import SettingsError
 from decodery.models.loaders.drafts import DESCRIPTION
 from decodery.models.torch.weights import Dense
 
-from .kind import Kind, option
+from .kind import Run, kind, option
 from .kind_data import OwnTexts
 from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
 
@@ -122,16 +122,16 @@ class _Decaying(torch.autograd.Function):
         return gradient + _DECAY * weight * others, None
 
 
-KINDS = {
-    "nm-sparsity": Kind(
-        """Train a copy of MODEL with at most N weights of every M, for -m DIR or --drafter draft-model:model=DIR.
+@kind(
+    COPY_READY,
+    (OwnTexts(400, max_new_tokens=96), CopyRecipe(), SparseRemaking()),
+    "--n 2 --m 4 --out sparse",
+    model="to copy",
+    file=DESCRIPTION,
+)
+def _nm_sparsity(run: Run) -> Mapping[str, Any]:
+    """Train a copy of MODEL with at most N weights of every M, for -m DIR or --drafter draft-model:model=DIR.
 
-        The method is progressive gradient flow: weights are removed step by step.""",
-        lambda run: copied(run, run.of(SparseRemaking)),
-        COPY_READY,
-        (OwnTexts(400, max_new_tokens=96), CopyRecipe(), SparseRemaking()),
-        "--n 2 --m 4 --out sparse",
-        model="to copy",
-        file=DESCRIPTION,
-    )
-}
+    The method is progressive gradient flow: weights are removed step by step.
+    """
+    return copied(run, run.of(SparseRemaking))

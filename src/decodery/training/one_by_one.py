@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
@@ -116,14 +116,10 @@ def train_beside(run: Run, trainee: PartTrainee[Example, Part, Recipe], examples
     return found
 
 
-def from_pieces(trainee: type[PartTrainee[Any, Any, Recipe]], recipe: type[Recipe]) -> Callable[[Run], dict[str, Any]]:
-    """How a part beside a model in floating point learns from pieces of text files."""
-
-    def learn(run: Run) -> dict[str, Any]:
-        learning = trainee(run.floating, run.of(recipe))
-        return shown(train_beside(run, learning, run.of(TextFiles).pieces(run.floating)).facts)
-
-    return learn
+def from_pieces(run: Run, trainee: type[PartTrainee[Any, Any, Recipe]], recipe: type[Recipe]) -> dict[str, Any]:
+    """Train a part beside a model in floating point on pieces of text files."""
+    learning = trainee(run.floating, run.of(recipe))
+    return shown(train_beside(run, learning, run.of(TextFiles).pieces(run.floating)).facts)
 
 
 def as_ids(texts: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from .adapter import LoRARemaking
 from .adapter_learner import HELD, AdapterLearner
 from .data import TrainingText
 from .held_out import hold_out
-from .kind import ARGUMENT, NON_NEGATIVE, Bounded, Data, Kind, Run, bounded, option
+from .kind import ARGUMENT, NON_NEGATIVE, Bounded, Data, Run, bounded, kind, option
 from .lines import read_texts
 from .loop import batches, content
 
@@ -90,18 +90,18 @@ class Preferences(Data):
     pairs: Path = field(default=Path(), metadata=ARGUMENT)
 
 
-KINDS = {
-    "orpo": Kind(
-        """Train a LoRA adapter of MODEL on PAIRS of a chosen and a rejected text (ORPO).
+@kind(
+    "The adapter is ready: --logits-source adapter:file={out}",
+    (Preferences(), ORPORecipe(), LoRARemaking()),
+    "pairs.jsonl -m MODEL --out adapter",
+    model="to tune",
+    file=Adapter.FILE,
+    without=("masked",),
+)
+def _orpo(run: Run) -> Mapping[str, Any]:
+    """Train a LoRA adapter of MODEL on PAIRS of a chosen and a rejected text (ORPO).
 
-        PAIRS holds one JSON object a line: {"prompt": ..., "chosen": ..., "rejected": ...}. One prompt in ten is
-        held out.""",
-        lambda run: train_orpo(run, read_texts(run.of(Preferences).pairs, "prompt", "chosen", "rejected")),
-        "The adapter is ready: --logits-source adapter:file={out}",
-        (Preferences(), ORPORecipe(), LoRARemaking()),
-        "pairs.jsonl -m MODEL --out adapter",
-        model="to tune",
-        file=Adapter.FILE,
-        without=("masked",),
-    )
-}
+    PAIRS holds one JSON object a line: {"prompt": ..., "chosen": ..., "rejected": ...}. One prompt in ten is
+    held out.
+    """
+    return train_orpo(run, read_texts(run.of(Preferences).pairs, "prompt", "chosen", "rejected"))

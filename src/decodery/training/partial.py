@@ -20,7 +20,7 @@ from decodery.models.torch.transformer import Transformer
 
 from .fitting import fit
 from .held_out import HeldOut, hold_out
-from .kind import ARGUMENT, NON_NEGATIVE, PLAIN, Bounded, Data, Kind, Run, bounded, option
+from .kind import ARGUMENT, NON_NEGATIVE, PLAIN, Bounded, Data, Run, bounded, kind, option
 from .lines import read_texts
 from .loop import TrainingPlan, batches, content
 
@@ -137,7 +137,18 @@ class PartialSettings(Bounded):
     seed: int = option(0, "Random seed of the initial weights and the order.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    f"The second attention is ready: --logits-source partial-attention:weights={{out}}/{PARTIAL}",
+    (SourcePairs(), PartialSettings()),
+    "pairs.jsonl --out partial",
+    model="to train for",
+)
+def _partial(run: Run) -> dict[str, Any]:
+    """Train a second attention that reads the prompt alone, for the source partial-attention.
+
+    PAIRS holds one JSON object a line: {"source": ..., "target": ...}. The model does not change; load it in
+    floating point to use the attention. One source in ten is held out.
+    """
     given, lm = run.of(SourcePairs), LLM(run.floating)
     texts = [
         (
@@ -147,18 +158,3 @@ def _learn(run: Run) -> dict[str, Any]:
         for source, target in given.read()
     ]
     return dict(train_partial(run, texts).facts["validation"])
-
-
-KINDS = {
-    "partial": Kind(
-        """Train a second attention that reads the prompt alone, for the source partial-attention.
-
-        PAIRS holds one JSON object a line: {"source": ..., "target": ...}. The model does not change; load it in
-        floating point to use the attention. One source in ten is held out.""",
-        _learn,
-        f"The second attention is ready: --logits-source partial-attention:weights={{out}}/{PARTIAL}",
-        (SourcePairs(), PartialSettings()),
-        "pairs.jsonl --out partial",
-        model="to train for",
-    )
-}

@@ -23,8 +23,8 @@ from decodery.models.trained.placeholders import Placeholders
 
 from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
 from .corpus import Corpus
-from .kind import COUNT, Kind, Run, bounded
-from .kind_data import OwnTexts, from_own_texts
+from .kind import COUNT, Run, bounded, kind
+from .kind_data import OwnTexts, own_texts, validation
 from .loop import History
 
 
@@ -92,26 +92,31 @@ def train_ppd(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
     return train_ahead(run, corpus, trainee, recipe, trainee.made, what="training prompt tokens", file=PROMPTS)
 
 
-KINDS = {
-    "lexical-units": Kind(
-        """Train placeholders that MODEL reads in place of unwritten tokens: --drafter lexical-unit:units=DIR.
+@kind(
+    "The placeholders are ready: --drafter lexical-unit:units={out}",
+    (OwnTexts(), UnitsRecipe()),
+    "-m smollm2 --out units",
+    model="to train for",
+    file=UNITS,
+)
+def _lexical_units(run: Run) -> Mapping[str, Any]:
+    """Train placeholders that MODEL reads in place of unwritten tokens: --drafter lexical-unit:units=DIR.
 
-        Only the placeholders are trained.""",
-        from_own_texts(train_units),
-        "The placeholders are ready: --drafter lexical-unit:units={out}",
-        (OwnTexts(), UnitsRecipe()),
-        "-m smollm2 --out units",
-        model="to train for",
-        file=UNITS,
-    ),
-    "ppd": Kind(
-        """Train prompt tokens that let MODEL predict further tokens: --drafter ppd:ppd=DIR. Only embeddings are
-        trained.""",
-        from_own_texts(train_ppd),
-        "The prompt tokens are ready: --drafter ppd:ppd={out}",
-        (OwnTexts(), PPDRecipe()),
-        "--ahead 3 --out ppd",
-        model="that drafts for itself",
-        file=PROMPTS,
-    ),
-}
+    Only the placeholders are trained.
+    """
+    return validation(train_units(run, own_texts(run)))
+
+
+@kind(
+    "The prompt tokens are ready: --drafter ppd:ppd={out}",
+    (OwnTexts(), PPDRecipe()),
+    "--ahead 3 --out ppd",
+    model="that drafts for itself",
+    file=PROMPTS,
+)
+def _ppd(run: Run) -> Mapping[str, Any]:
+    """Train prompt tokens that let MODEL predict further tokens: --drafter ppd:ppd=DIR.
+
+    Only embeddings are trained.
+    """
+    return validation(train_ppd(run, own_texts(run)))

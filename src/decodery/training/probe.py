@@ -21,7 +21,7 @@ from decodery.monitors.threshold import Threshold
 
 from .activations import Answered, Questions, Sites
 from .evaluation import ALONE, Evaluation, MonitorContext, keep_evaluated
-from .kind import Kind, Run, option
+from .kind import Run, kind, option
 from .loop import content, drawn, even_plan
 from .loop import train as learn
 from .ranking import auroc, part_of, parts, require_kinds
@@ -211,21 +211,6 @@ class ProbeSettings:
     intervene: bool = option(False, "Also train what factcheckmate adds to the states of the last layer.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
-    given, asked, lm = run.of(ProbeSettings), run.of(Questions), run.lm
-    if given.intervene and (given.rows != "prompt" or asked.labelled):
-        raise SettingsError("--intervene needs --rows prompt, and questions with answers")
-    sites = run.of(Sites).of(lm)
-    answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
-    context = MonitorContext.of(run, **form)
-    train = partial(train_probe, sites=sites, rows=given.rows, rate=asked.rate, context=context)
-    trained, report = trial(train, worst).run(answers, asked.seed, "answers")
-    figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
-    if given.intervene:
-        _shift(run, answers, asked.seed, bool(form["chat"]))
-    return figures
-
-
 def _shift(run: Run, answers: Ordered[Answered], seed: int, chat: bool) -> None:
     """Train and keep what is added to states, on the answers that the probe learned from."""
     learned, lm = part_of(answers, _group, seed, "train"), LLM(run.load("float32"))
@@ -239,16 +224,22 @@ def _ready(run: Run) -> str:
     return f"The probe is ready: --monitor {name}:probe={run.out}{',action=switch' if given.intervene else ''}"
 
 
-KINDS = {
-    "probe": Kind(
-        """Train a probe that detects wrong answers of MODEL by its hidden states.
+@kind(_ready, (Questions(), ProbeSettings(), Sites()), "--rows prompt --out probe", model="to watch")
+def _probe(run: Run) -> dict[str, Any]:
+    """Train a probe that detects wrong answers of MODEL by its hidden states.
 
-        The monitor is factcheckmate, which reads the prompt, or truthprint, which reads each token of the answer. The
-        hook point that ranks best on a part of the questions is used.""",
-        _learn,
-        _ready,
-        (Questions(), ProbeSettings(), Sites()),
-        "--rows prompt --out probe",
-        model="to watch",
-    )
-}
+    The monitor is factcheckmate, which reads the prompt, or truthprint, which reads each token of the answer. The
+    hook point that ranks best on a part of the questions is used.
+    """
+    given, asked, lm = run.of(ProbeSettings), run.of(Questions), run.lm
+    if given.intervene and (given.rows != "prompt" or asked.labelled):
+        raise SettingsError("--intervene needs --rows prompt, and questions with answers")
+    sites = run.of(Sites).of(lm)
+    answers, form = asked.answers(run, sites, 1, whole=given.rows == "new")
+    context = MonitorContext.of(run, **form)
+    train = partial(train_probe, sites=sites, rows=given.rows, rate=asked.rate, context=context)
+    trained, report = trial(train, worst).run(answers, asked.seed, "answers")
+    figures = keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
+    if given.intervene:
+        _shift(run, answers, asked.seed, bool(form["chat"]))
+    return figures

@@ -20,7 +20,7 @@ from decodery.models.torch.transformer import Transformer
 
 from .diffusion import MODEL, logits_at, trained
 from .diffusion_tuning import DiffusionModel, TuningRecipe, report_of, tune
-from .kind import COUNT, NON_NEGATIVE, Kind, Run, bounded
+from .kind import COUNT, NON_NEGATIVE, Run, bounded, kind
 from .lists import END, MASK, VOCABULARY, examples, ids
 from .loop import History
 
@@ -148,22 +148,18 @@ def tune_r2(run: Run) -> tuple[History, CanvasStates | None]:
     return tune(run, model, settings, "tuning", drawn, lambda: loss(seen.held)), seen
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The model is ready: --model {out} --no-chat-template --diffuse threshold",
+    (DiffusionModel(), R2Recipe()),
+    "diffusion --out tuned",
+    file=MODEL,
+)
+def _r2(run: Run) -> dict[str, Any]:
+    """Tune the diffusion model in FOLDER, which `decodery train diffusion` made, to the decoder r2.
+
+    The model fills canvases by the rules of r2. From those that are right it learns to be confident in what each
+    pass wrote, so that a plain threshold decodes in the same order.
+    """
     _, seen = tune_r2(run)
     right = {} if seen is None else {"trajectories that were right and used": round(seen.right, 4)}
     return right | report_of(run, run.of(R2Recipe))
-
-
-KINDS = {
-    "r2": Kind(
-        """Tune the diffusion model in FOLDER, which `decodery train diffusion` made, to the decoder r2.
-
-        The model fills canvases by the rules of r2. From those that are right it learns to be confident in what each
-        pass wrote, so that a plain threshold decodes in the same order.""",
-        _learn,
-        "The model is ready: --model {out} --no-chat-template --diffuse threshold",
-        (DiffusionModel(), R2Recipe()),
-        "diffusion --out tuned",
-        file=MODEL,
-    )
-}

@@ -24,7 +24,7 @@ from decodery.search.router import RouterHead
 
 from .data import read_prompts
 from .held_out import HeldOut, Measured
-from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
+from .kind import ARGUMENT, PLAIN, Data, Run, kind, option
 from .loop import content, even_plan
 from .loop import train as learn
 from .ranking import interval, ranked
@@ -227,7 +227,20 @@ class RouterSettings(Data):
     seed: int = option(0, "Random seed of texts and training.")
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The router is ready: --search arbitrage:router={out},theta=0.5",
+    (RouterSettings(),),
+    'prompts.txt --scorer "value-head(head=value.safetensors)" --out router.safetensors',
+    model="that rewrites steps",
+    out="file",
+)
+def _router(run: Run) -> dict[str, Any]:
+    """Train a router that predicts where MODEL would write a better step than a smaller model did.
+
+    Both models write every step of a text after each line of PROMPTS. The scorer chooses the better step. One text
+    in eight chooses the best training step. On another one in eight the router is rated by how well it ranks steps
+    by the gain of MODEL (Spearman).
+    """
     given, lm = run.of(RouterSettings), run.lm
     how: dict[str, Any] = {"delimiter": given.delimiter, "step_tokens": given.step_tokens, "model": given.second}
     search = Arbitrage(resolve("scorer", given.scorer), router="oracle", **how).bind(lm.tokenizer)
@@ -248,20 +261,3 @@ def _learn(run: Run) -> dict[str, Any]:
     learned, report = fit_router(found, small.config.num_layers, small.fingerprint, seed=given.seed, **run.kept)
     learned.save(run.out)
     return report
-
-
-KINDS = {
-    "router": Kind(
-        """Train a router that predicts where MODEL would write a better step than a smaller model did.
-
-        Both models write every step of a text after each line of PROMPTS. The scorer chooses the better step. One text
-        in eight chooses the best training step. On another one in eight the router is rated by how well it ranks steps
-        by the gain of MODEL (Spearman).""",
-        _learn,
-        "The router is ready: --search arbitrage:router={out},theta=0.5",
-        (RouterSettings(),),
-        'prompts.txt --scorer "value-head(head=value.safetensors)" --out router.safetensors',
-        model="that rewrites steps",
-        out="file",
-    )
-}

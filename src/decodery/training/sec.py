@@ -25,7 +25,7 @@ from decodery.models.trained.exits import CONTINUE, EXIT, HEADS, STOP, ExitHeads
 from .corpus import Corpus
 from .exits import ExitChecks, ExitTexts, Places
 from .held_out import Measured
-from .kind import COUNT, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, Bounded, Run, bounded, kind, option
 from .kind_data import CutFiles, cut_texts, validation
 from .loop import History
 from .tensors import int_tensor, normal, zeros
@@ -235,22 +235,22 @@ def _figures(
     own = right(classifier)
     for name, shares in by_check.items():
         own[f"right with the {name} head"] = [round(each, 4) for each in [*shares, float(whole.double().mean())]]
-    for name, kind in (("stop", STOP), ("exit", EXIT)):
-        own |= {f"{name}, of all": float((wanted == kind).double().mean()), f"{name}, right where said": where(kind)}
+    for name, act in (("stop", STOP), ("exit", EXIT)):
+        own |= {f"{name}, of all": float((wanted == act).double().mean()), f"{name}, right where said": where(act)}
     return reading.known.report(own, {"the most frequent class of a check": right(None)}, control=right(control))
 
 
-KINDS = {
-    "sec": Kind(
-        """Train checks that tell which layers of MODEL know the next token, for the source sec.
+@kind(
+    "The heads are ready: --logits-source sec:heads={out}",
+    (CutFiles(length=128), SECRecipe()),
+    "code.txt --out heads",
+    model="to leave early",
+    file=HEADS,
+)
+def _sec(run: Run) -> Mapping[str, Any]:
+    """Train checks that tell which layers of MODEL know the next token, for the source sec.
 
-        FILES are texts like those that MODEL will write, such as programs. Corrections of the head and a classifier are
-        trained; MODEL does not change. One text in ten is held out.""",
-        lambda run: validation(train_sec(run, cut_texts(run))),
-        "The heads are ready: --logits-source sec:heads={out}",
-        (CutFiles(length=128), SECRecipe()),
-        "code.txt --out heads",
-        model="to leave early",
-        file=HEADS,
-    )
-}
+    FILES are texts like those that MODEL will write, such as programs. Corrections of the head and a classifier are
+    trained; MODEL does not change. One text in ten is held out.
+    """
+    return validation(train_sec(run, cut_texts(run)))

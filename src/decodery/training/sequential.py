@@ -25,7 +25,7 @@ from .built_in import built_in_data
 from .checkable import CheckableQuestion
 from .evaluation import ALONE, CHOSE_NOTHING, Evaluation, MonitorContext, keep_evaluated
 from .held_out import compared
-from .kind import ARGUMENT, Data, Kind, Run, option
+from .kind import ARGUMENT, Data, Run, kind, option
 from .labelled import LabelledChat, is_labelled, read_chats
 from .lines import read_objects
 from .probe import train_probe, worst
@@ -274,7 +274,14 @@ class Conversations(Data):
         self.talks()
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The probe is ready: --monitor sequential:probe={out}",
+    (Conversations(), Sites()),
+    "--out probe",
+    model="that reads the conversations",
+)
+def _sequential(run: Run) -> dict[str, Any]:
+    """Train a probe that detects when a conversation as a whole is what you look for, for the monitor sequential."""
     asked, lm = run.of(Conversations), run.lm
     sites = run.of(Sites).of(lm)
     context = MonitorContext.of(run, data=str(asked.conversations or "built-in conversations"))
@@ -282,16 +289,3 @@ def _learn(run: Run) -> dict[str, Any]:
     train = partial(train_sequential, sites=sites, rate=asked.rate, context=context)
     trained, report = evaluated(heard, train, asked.seed)
     return keep_evaluated(trained, report, run.out / Probe.FILE, site=trained.site)
-
-
-KINDS = {
-    "sequential": Kind(
-        """Train a probe that detects when a conversation as a whole is what you look for, for the monitor sequential.
-        """,
-        _learn,
-        "The probe is ready: --monitor sequential:probe={out}",
-        (Conversations(), Sites()),
-        "--out probe",
-        model="that reads the conversations",
-    )
-}

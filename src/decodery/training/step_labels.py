@@ -16,7 +16,7 @@ from decodery.search.answers import AnswerExtractor
 from decodery.step.writer import writes
 
 from .annotation import labels_of, request_for, schema, steps_of
-from .kind import ARGUMENT, Data, Kind, Run, option
+from .kind import ARGUMENT, Data, Run, kind, option
 from .lines import read_objects
 
 _PAIRS = 10
@@ -187,7 +187,26 @@ def preference_pairs(found: Sequence[StepLabels], most: int = _PAIRS) -> list[di
     return pairs
 
 
-def _learn(run: Run) -> dict[str, int]:
+def _ready(run: Run) -> str:
+    pairs = run.of(LabelSettings).pairs
+    more = "" if pairs is None else f", decodery train orpo {pairs}"
+    return f"The labels are ready: decodery train text-prm {run.out}{more}"
+
+
+@kind(
+    _ready,
+    (LabelSettings(),),
+    "solutions.jsonl -m MODEL --out labelled.jsonl --pairs pairs.jsonl",
+    model="that compares steps; the URL of a server works too",
+    out="file",
+)
+def _step_labels(run: Run) -> dict[str, int]:
+    """Label the steps of SOLUTIONS by comparing them with reference solutions: one text of MODEL for each solution.
+
+    SOLUTIONS holds one JSON object a line: {"question": ..., "reference": ..., "solution": ...} or "solutions" with
+    a list. MODEL says which reference steps each step matches, and whether it is right (SPARE). Steps it leaves out
+    are wrong, and the last step's label is whether the final answers are equal.
+    """
     given = run.of(LabelSettings)
     found = label_steps(run, read_exercises(given.solutions))
     figures = {"texts": len(found), "steps": sum(len(each.labels) for each in found)}
@@ -197,26 +216,3 @@ def _learn(run: Run) -> dict[str, int]:
         write_text(given.pairs, "".join(f"{json.dumps(each)}\n" for each in made))
         figures["pairs"] = len(made)
     return figures
-
-
-def _ready(run: Run) -> str:
-    pairs = run.of(LabelSettings).pairs
-    more = "" if pairs is None else f", decodery train orpo {pairs}"
-    return f"The labels are ready: decodery train text-prm {run.out}{more}"
-
-
-KINDS = {
-    "step-labels": Kind(
-        """Label the steps of SOLUTIONS by comparing them with reference solutions: one text of MODEL for each solution.
-
-        SOLUTIONS holds one JSON object a line: {"question": ..., "reference": ..., "solution": ...} or "solutions" with
-        a list. MODEL says which reference steps each step matches, and whether it is right (SPARE). Steps it leaves out
-        are wrong, and the last step's label is whether the final answers are equal.""",
-        _learn,
-        _ready,
-        (LabelSettings(),),
-        "solutions.jsonl -m MODEL --out labelled.jsonl --pairs pairs.jsonl",
-        model="that compares steps; the URL of a server works too",
-        out="file",
-    )
-}

@@ -18,7 +18,7 @@ from decodery.models.trained.prefix import KVPrefix, Prefixes
 
 from .fitting import fit
 from .held_out import HeldOut, hold_out
-from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Kind, Run, bounded, option
+from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Run, bounded, kind, option
 from .kind_data import validation
 from .loop import History, TrainingPlan, batches, content
 from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, built_in_pairs, programs_of, read_pairs
@@ -208,21 +208,15 @@ class Fixes(Data):
     pairs: Path | None = field(default=None, metadata=ARGUMENT)
 
 
-def _learn(run: Run) -> Mapping[str, Any]:
+@kind(
+    f"The prefixes are ready: --logits-source sven:control={CONTROLS[0]},prefix={{out}}",
+    (Fixes(), SVENRecipe()),
+    "--out prefixes",
+    model="to steer",
+    file=Prefixes.FILE,
+)
+def _sven(run: Run) -> Mapping[str, Any]:
+    """Train two short prefixes that steer MODEL towards programs after a fix, or before it. Only they are trained."""
     given = run.of(Fixes).pairs
     pairs = read_pairs(given) if given else built_in_pairs(100)
     return validation(train_sven(run, pairs))
-
-
-KINDS = {
-    "sven": Kind(
-        """Train two short prefixes that steer MODEL towards programs after a fix, or before it. Only they are trained.
-        """,
-        _learn,
-        f"The prefixes are ready: --logits-source sven:control={CONTROLS[0]},prefix={{out}}",
-        (Fixes(), SVENRecipe()),
-        "--out prefixes",
-        model="to steer",
-        file=Prefixes.FILE,
-    )
-}

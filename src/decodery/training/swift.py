@@ -25,7 +25,7 @@ from decodery.models.trained.skips import sublayers as named
 from decodery.speculative.stores.skip_search import SkipSearch
 
 from .corpus import Corpus, TrainingText
-from .kind import COUNT, SHARE, Bounded, Kind, Run, bounded, option
+from .kind import COUNT, SHARE, Bounded, Run, bounded, kind, option
 from .kind_data import OwnTexts, own_texts
 from .loop import known_figures
 
@@ -115,21 +115,17 @@ def find_skips(run: Run, corpus: Corpus) -> SkipSet:
     return result
 
 
-def _learn(run: Run) -> dict[str, Any]:
+@kind(
+    "The sublayers are ready: --drafter swift:skip={out}",
+    (OwnTexts(400, max_new_tokens=64), SkipRecipe()),
+    "--ratio 0.45 --out skip",
+    model="that drafts for itself",
+    file=SkipSet.FILE,
+)
+def _swift(run: Run) -> dict[str, Any]:
+    """Find the sublayers that MODEL can skip when it drafts for itself: --drafter swift:skip=DIR.
+
+    Nothing is trained. The set of sublayers that changes the most likely token least often is kept.
+    """
     found = find_skips(run, own_texts(run))
     return {name: found.facts[name] for name in ("first", "best")}
-
-
-KINDS = {
-    "swift": Kind(
-        """Find the sublayers that MODEL can skip when it drafts for itself: --drafter swift:skip=DIR.
-
-        Nothing is trained. The set of sublayers that changes the most likely token least often is kept.""",
-        _learn,
-        "The sublayers are ready: --drafter swift:skip={out}",
-        (OwnTexts(400, max_new_tokens=64), SkipRecipe()),
-        "--ratio 0.45 --out skip",
-        model="that drafts for itself",
-        file=SkipSet.FILE,
-    )
-}

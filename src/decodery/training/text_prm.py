@@ -14,7 +14,7 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.scorers.process_reward import ProcessHead
 
-from .kind import ARGUMENT, PLAIN, Bounded, Data, Kind, Run, option
+from .kind import ARGUMENT, PLAIN, Bounded, Data, Run, kind, option
 from .loop import content
 from .published_prm import train_published_prm
 from .ranking import auc
@@ -172,25 +172,6 @@ class JudgedFile(Data):
         self.read()
 
 
-def _learn(run: Run) -> dict[str, Any]:
-    given = run.of(JudgedFile)
-    if given.published:
-        return _publish(run, given, run.of(TextPRMRecipe))
-    lm = run.lm
-    judged = [
-        JudgedText(
-            lm.encode(prompt, apply_chat_template=given.apply_chat_template),
-            lm.tokenizer.encode(text, special=False),
-            reward,
-            labels,
-        )
-        for prompt, text, reward, labels in given.read()
-    ]
-    found = (train_text_prm(run, judged).facts or {})["validation"]
-    assert isinstance(found, dict)
-    return found
-
-
 def _publish(run: Run, given: JudgedFile, recipe: TextPRMRecipe) -> dict[str, Any]:
     if recipe.delimiter != TextPRMRecipe.delimiter or recipe.tap is not None or not given.apply_chat_template:
         raise SettingsError("--published reads questions as text and steps between blank lines: leave others out")
@@ -207,18 +188,28 @@ def _ready(run: Run) -> str:
     return f"The reward model is ready: {use}"
 
 
-KINDS = {
-    "text-prm": Kind(
-        """Train a head on judged TEXTS that predicts, step by step, whether a text will be right.
+@kind(_ready, (JudgedFile(), TextPRMRecipe()), "texts.jsonl --out prm", model="whose hidden states are read")
+def _text_prm(run: Run) -> dict[str, Any]:
+    """Train a head on judged TEXTS that predicts, step by step, whether a text will be right.
 
-        TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}; "labels" with a number
-        of each step, as `decodery train step-labels` writes them, are learned in place of the reward. Several samples
-        of MODEL for each prompt are best. One prompt in ten is held out. It is a scorer for any search:
-        process-reward:head=DIR/process-reward.safetensors.""",
-        _learn,
-        _ready,
-        (JudgedFile(), TextPRMRecipe()),
-        "texts.jsonl --out prm",
-        model="whose hidden states are read",
-    )
-}
+    TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}; "labels" with a number
+    of each step, as `decodery train step-labels` writes them, are learned in place of the reward. Several samples
+    of MODEL for each prompt are best. One prompt in ten is held out. It is a scorer for any search:
+    process-reward:head=DIR/process-reward.safetensors.
+    """
+    given = run.of(JudgedFile)
+    if given.published:
+        return _publish(run, given, run.of(TextPRMRecipe))
+    lm = run.lm
+    judged = [
+        JudgedText(
+            lm.encode(prompt, apply_chat_template=given.apply_chat_template),
+            lm.tokenizer.encode(text, special=False),
+            reward,
+            labels,
+        )
+        for prompt, text, reward, labels in given.read()
+    ]
+    found = (train_text_prm(run, judged).facts or {})["validation"]
+    assert isinstance(found, dict)
+    return found

@@ -7,7 +7,7 @@ in an hour of two cores is one narrow kind of text, here short lists of words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from .adapter import LoRARemaking
 from .built_in import built_in_data
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import Bounded, Kind, Run, bounded, option
+from .kind import Bounded, Run, bounded, kind, option
 from .loop import TrainingPlan
 from .remade import Remade
 
@@ -240,17 +240,17 @@ def adapt(run: Run) -> dict[str, Any]:
     return fitted.report
 
 
-KINDS = {
-    "to-diffusion": Kind(
-        """Adapt MODEL, a causal model, to fill canvases with answers about short lists of words.
+@kind(
+    "The model is ready: --model {out} --no-chat-template --diffuse threshold",
+    (Adaptation(),),
+    "-m smollm2 --out diffusion",
+    model="to adapt",
+    file=DESCRIPTION,
+)
+def _to_diffusion(run: Run) -> Mapping[str, Any]:
+    """Adapt MODEL, a causal model, to fill canvases with answers about short lists of words.
 
-        The attention becomes bidirectional; low-rank matrices and a mask token are trained. An hour on two cores
-        teaches a small model one such narrow task; open text takes billions of words.""",
-        adapt,
-        "The model is ready: --model {out} --no-chat-template --diffuse threshold",
-        (Adaptation(),),
-        "-m smollm2 --out diffusion",
-        model="to adapt",
-        file=DESCRIPTION,
-    )
-}
+    The attention becomes bidirectional; low-rank matrices and a mask token are trained. An hour on two cores
+    teaches a small model one such narrow task; open text takes billions of words.
+    """
+    return adapt(run)

@@ -26,7 +26,7 @@ from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
 
 from .held_out import HeldOut, Measured
-from .kind import ARGUMENT, PLAIN, Data, Kind, Run, option
+from .kind import ARGUMENT, PLAIN, Data, Run, kind, option
 from .lines import named_texts, read_json_lines, read_objects
 from .restart import compared
 from .tensors import int_tensor, zeros
@@ -247,7 +247,37 @@ class ValueSettings(Data):
         self.read()
 
 
-def _learn(run: Run) -> dict[str, Any]:
+def _error(tested: Ordered[tuple[float, float]], prompts: Ordered[str]) -> dict[str, Any]:
+    """The report of values beside the rewards of held-out texts: the squared error, and that of one value for all."""
+    if len(tested) < 2:
+        return {"tested on": "nothing: there are too few prompts to hold some out"}
+    known, mean = HeldOut([], list(tested), prompts), sum(reward for _, reward in tested) / len(tested)
+
+    def error(of: Callable[[float], float]) -> Measured:
+        return known.measured(lambda some: {"error": sum((of(a) - b) ** 2 for a, b in some) / len(some)}, "error")
+
+    return known.report(error(float), {"the mean of these": error(lambda value: mean)})
+
+
+def _ready(run: Run) -> str:
+    given = run.of(ValueSettings)
+    if given.switch:
+        return f'The switch is ready: --search "edge:switch={run.out},adapter=DIR,scorer=..."'
+    use = '--search "adaptive-sampling:scorer=' if given.restart else '--logits-source "controlled-decoding:value='
+    return f'The value head is ready: {use}value-head(head={run.out})"'
+
+
+@kind(
+    _ready, (ValueSettings(),), "texts.jsonl --out value.safetensors", model="whose hidden states are read", out="file"
+)
+def _value(run: Run) -> dict[str, Any]:
+    """Train a head that predicts the reward of a text from its beginning.
+
+    TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": number}. The head is for the source
+    controlled-decoding and the search controlled-blocks. With --restart it is for the searches adaptive-sampling
+    and early-pruning, and needs several texts of each prompt. With --switch it predicts from a prompt how likely a
+    reward below 0.5 is, for the search edge.
+    """
     given, lm = run.of(ValueSettings), run.lm
     found = given.read()
     places = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompt for prompt, _, _ in found))}
@@ -277,41 +307,3 @@ def _learn(run: Run) -> dict[str, Any]:
         ]
     head.save(run.out)
     return _error([(float(state @ head.weight.double() + head.bias), reward) for state, reward in tested], asked)
-
-
-def _error(tested: Ordered[tuple[float, float]], prompts: Ordered[str]) -> dict[str, Any]:
-    """The report of values beside the rewards of held-out texts: the squared error, and that of one value for all."""
-    if len(tested) < 2:
-        return {"tested on": "nothing: there are too few prompts to hold some out"}
-    known, mean = HeldOut([], list(tested), prompts), sum(reward for _, reward in tested) / len(tested)
-
-    def error(of: Callable[[float], float]) -> Measured:
-        return known.measured(lambda some: {"error": sum((of(a) - b) ** 2 for a, b in some) / len(some)}, "error")
-
-    return known.report(error(float), {"the mean of these": error(lambda value: mean)})
-
-
-def _ready(run: Run) -> str:
-    given = run.of(ValueSettings)
-    if given.switch:
-        return f'The switch is ready: --search "edge:switch={run.out},adapter=DIR,scorer=..."'
-    use = '--search "adaptive-sampling:scorer=' if given.restart else '--logits-source "controlled-decoding:value='
-    return f'The value head is ready: {use}value-head(head={run.out})"'
-
-
-KINDS = {
-    "value": Kind(
-        """Train a head that predicts the reward of a text from its beginning.
-
-        TEXTS holds one JSON object a line: {"prompt": ..., "text": ..., "reward": number}. The head is for the source
-        controlled-decoding and the search controlled-blocks. With --restart it is for the searches adaptive-sampling
-        and early-pruning, and needs several texts of each prompt. With --switch it predicts from a prompt how likely a
-        reward below 0.5 is, for the search edge.""",
-        _learn,
-        _ready,
-        (ValueSettings(),),
-        "texts.jsonl --out value.safetensors",
-        model="whose hidden states are read",
-        out="file",
-    )
-}

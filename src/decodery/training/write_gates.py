@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from decodery.models.config import ModelConfig
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
-from .kind import NON_NEGATIVE, POSITIVE, SHARE, Bounded, Kind, bounded, option
+from .kind import NON_NEGATIVE, POSITIVE, SHARE, Bounded, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .one_by_one import PartTrainee, from_pieces
 from .traced import TracedCache
@@ -189,16 +189,16 @@ class WriteGateTrainee(PartTrainee[Sequence[int], WriteGates, WriteGateRecipe]):
         return WriteGates(tensors, self.recipe.layer, self.levels(examples), facts, self.model.fingerprint)
 
 
-KINDS = {
-    "write-gate": Kind(
-        """Train a gate that decides which tokens MODEL need not store, on text FILES, for the policy write-gate.
+@kind(
+    "The gate is ready: --cache-policy write-gate:gate={out}",
+    (TextFiles(), WriteGateRecipe()),
+    "notes.txt --out gate",
+    model="whose written tokens are judged",
+    file=WriteGates.FILE,
+)
+def _write_gate(run: Run) -> Mapping[str, Any]:
+    """Train a gate that decides which tokens MODEL need not store, on text FILES, for the policy write-gate.
 
-        MODEL is read in floating point and does not change.""",
-        from_pieces(WriteGateTrainee, WriteGateRecipe),
-        "The gate is ready: --cache-policy write-gate:gate={out}",
-        (TextFiles(), WriteGateRecipe()),
-        "notes.txt --out gate",
-        model="whose written tokens are judged",
-        file=WriteGates.FILE,
-    )
-}
+    MODEL is read in floating point and does not change.
+    """
+    return from_pieces(run, WriteGateTrainee, WriteGateRecipe)

@@ -28,7 +28,7 @@ from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.training import loop
 from decodery.training.card import check_folder
-from decodery.training.kind import Run
+from decodery.training.kind import KINDS, Run
 from decodery.training.programs import (
     LabelledProgram,
     ProgramPair,
@@ -38,7 +38,7 @@ from decodery.training.programs import (
     read_pairs,
     tokens_of,
 )
-from decodery.training.sven import CONTROLS, KINDS, SVENRecipe, SVENTrainee, losses_of, train_sven
+from decodery.training.sven import CONTROLS, SVENRecipe, SVENTrainee, losses_of, train_sven
 from tiny_models import VOCAB, make_tokenizer
 
 BEFORE = "import yaml\n\ndef f(é):\n    return yaml.load(é)\n# end\n"

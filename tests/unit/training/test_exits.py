@@ -22,8 +22,8 @@ from decodery.training.card import check_folder
 from decodery.training.corpus import Corpus
 from decodery.training.data import cut_files, write_texts
 from decodery.training.exits import ExitChecks, fit_agreement
-from decodery.training.kind import Run
-from decodery.training.sec import KINDS, SECRecipe, labels, train_sec
+from decodery.training.kind import KINDS, Run
+from decodery.training.sec import SECRecipe, labels, train_sec
 from tiny_models import VOCAB, whole_tokenizer
 
 RECIPE = SECRecipe(every=1, rank=16, epochs=10.0, lr=1e-2)

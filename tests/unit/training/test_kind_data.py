@@ -15,8 +15,8 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.speculative.stores.datastore import Datastore
 from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
-from decodery.training.datastore import KINDS, Documents
-from decodery.training.kind import Run
+from decodery.training.datastore import Documents
+from decodery.training.kind import KINDS, Run
 from decodery.training.kind_data import CutFiles, OwnTexts, TextFiles, cut_texts
 from serving import tiny_lm
 
