@@ -22,7 +22,7 @@ from decodery.models.tokenizers.vocabularies import fitted
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead
 
 from .card import check_folder
-from .corpus import Corpus, TrainingText, check_texts
+from .corpus import Corpus, TrainingText, check_texts, turns_of
 from .held_out import HeldOut, Measured
 from .kept_files import keep, kept
 from .kind import NON_NEGATIVE, POSITIVE, Bounded, Run, bounded, kind, option
@@ -213,12 +213,13 @@ def _examples(
 ) -> Iterator[Examples]:
     """Every text's examples, in order; what has been computed before, `made` of the same, is read from `folder`."""
     temperatures = corpus.facts.get("temperatures", [1.0])
+    turns = list(turns_of(corpus.prompts(range(len(corpus)))))
     for begin in range(0, len(corpus), _SHARD):
         path, numbers = folder / f"{begin // _SHARD:05d}.safetensors", range(begin, min(begin + _SHARD, len(corpus)))
         if not path.is_file():
             found = []
             for number in numbers:
-                temperature = float(temperatures[number % len(temperatures)])
+                temperature = float(temperatures[turns[number] % len(temperatures)])
                 seed = nth_seed(recipe.seed, number)
                 found.append(
                     judged(target, draft, corpus[number], temperature=temperature, kept=recipe.kept, seed=seed)

@@ -141,6 +141,14 @@ def prompt_key(prompt: Sequence[int], number: int) -> Hashable:
     return tuple(prompt) if len(prompt) > 1 else number
 
 
+def turns_of(prompts: Iterable[Hashable]) -> Iterator[int]:
+    """Of each text, the number of its prompt's first one plus how many that prompt had before."""
+    last: dict[Hashable, int] = {}
+    for number, key in enumerate(prompts):
+        last[key] = last.get(key, number - 1) + 1
+        yield last[key]
+
+
 def claim(out: Path, facts: dict[str, Any], vocab_size: int) -> None:
     """Make the folder `out` for texts of these settings; one that is there must have the same."""
     facts = {"format": FORMAT, "vocab_size": vocab_size, **facts}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,7 @@ from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.embedded import Embeddings
 from decodery.step.sequence import Sequence as Decoded
 
-from .corpus import BYTES, SHARD, Corpus, TrainingText, claim, prompt_key, shard_path, write_shard
+from .corpus import BYTES, SHARD, Corpus, TrainingText, claim, prompt_key, shard_path, turns_of, write_shard
 from .lines import read_lines
 from .prompts import instructions
 
@@ -87,7 +87,8 @@ def write_texts(
     }
     claim(out, facts, target.model.vocab_size)
     samplers = [Sampler.from_settings(temperature=temperature) for temperature in temperatures]
-    turns = list(_turns(prompts, [each.digest for each in embeddings]))
+    images = [each.digest for each in embeddings] or [""] * len(prompts)
+    turns = list(turns_of((prompt_key(each, n), images[n]) for n, each in enumerate(prompts)))
     requests = [
         Request(
             prompt,
@@ -165,15 +166,6 @@ def read_prompts(path: Path) -> list[str]:
     if not lines:
         raise PromptError(f"{path} holds no prompts: write one a line")
     return lines
-
-
-def _turns(prompts: Sequence[Sequence[int]], images: Sequence[str]) -> Iterator[int]:
-    """Of each text, the number of its prompt's first one plus how many that prompt had before."""
-    last: dict[Hashable, int] = {}
-    for number, prompt in enumerate(prompts):
-        key = prompt_key(prompt, number), images[number] if images else ""
-        last[key] = last.get(key, number - 1) + 1
-        yield last[key]
 
 
 @dataclass(frozen=True)

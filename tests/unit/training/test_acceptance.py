@@ -128,6 +128,24 @@ def test_a_head_learns_and_resumes_to_the_same_bytes(corpus: Corpus, tmp_path: P
         fit(corpus, tmp_path / "whole", draft=WRITER)
 
 
+def test_drafts_are_judged_at_the_temperature_that_each_text_was_written_at(tmp_path: Path) -> None:
+    target = LoadedModel(WRITER, Tokenizer(make_tokenizer()), None, "tiny", "float64")
+    # Texts of one prompt take all temperatures in turns, whatever their numbers are.
+    prompts = [[1, 2], [3, 4]] * 12
+    written = write_texts(target, prompts, tmp_path / "text", max_new_tokens=6, temperatures=(0.5, 1.0), seed=3)
+    found = list[float]()
+
+    def watched(*args: object, temperature: float, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+        found.append(temperature)
+        return judged(*args, temperature=temperature, **settings)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("decodery.training.acceptance.judged", watched)
+        fit(written, tmp_path / "head")
+    first = found[::2], found[1::2]
+    assert first[0] == [0.5, 1.0] * 6 and first[1] == [1.0, 0.5] * 6
+
+
 def test_a_head_whose_labels_are_shuffled_learns_nothing(corpus: Corpus, tmp_path: Path) -> None:
     # What the comparison with a constant is worth: it tells a head that knows something from one that cannot.
     random = np.random.default_rng(0)
