@@ -210,10 +210,10 @@ def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
             learning = meta_tokens.MetaTokenTrainee(loaded, recipe)
             trained = train_beside(Run(loaded, work / f"meta-{name}", progress=progress), learning, texts)
         trainee = meta_tokens.MetaTokenTrainee(loaded, recipe)
-        found["kl"]["untrained"] = trainee.apart(held)
+        found["kl"]["untrained"] = trainee.figures(held)["divergence"]
         for part, tensor in trainee.tensors.items():
             tensor.data.copy_(trained.tensors[part])
-        found["kl"][name] = trainee.apart(held)
+        found["kl"][name] = trainee.figures(held)["divergence"]
         policies |= {f"{name}, flow {flow:g}": MetaSoft(0.3, trained, sinks=1, flow=flow) for flow in (0.0, 1.0)}
     found["kl"]["window"] = float(np.mean([window(trainee, ids, 8) for ids in held]))
     policies |= {"window": SnapKV(0.3, window=8), "everything": SnapKV(1.0)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from decodery.sampling.entropy import entropy
 from .held_out import bootstrap
 from .kind import ARGUMENT, Data, Run, kind
 from .lines import named_texts, read_objects
+from .ranking import logistic
 from .tensors import int_tensor
 
 _CHUNK = 128
@@ -104,7 +104,9 @@ def fit(entropies: np.ndarray, right: np.ndarray, texts: np.ndarray, *, seed: in
         np.concatenate([kind[first:end] for kind in kinds])
         for first, end in ((held, size), (0, held // 2), (held // 2, held))
     )
-    weight, bias = _logistic(entropies[training], right[training])
+    rows, labels = torch.from_numpy(entropies[training]).double(), torch.from_numpy(right[training]).double()
+    rows = torch.stack([rows, torch.ones_like(rows)], dim=1)
+    weight, bias = logistic(rows, labels, 1e-9, line_search_fn="strong_wolfe").tolist()
     if weight >= 0:
         raise SettingsError("this model is not surer where it is right: no threshold of the entropy can be learned")
     cutoffs = np.arange(1, 100) / 100
@@ -122,21 +124,6 @@ def fit(entropies: np.ndarray, right: np.ndarray, texts: np.ndarray, *, seed: in
         tokens=len(right),
         wrong=int((~right).sum()),
     )
-
-
-def _logistic(values: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-    """Weight and bias of the logistic regression, by Newton's method with a trace of ridge."""
-    design = np.stack([values, np.ones_like(values)], axis=1)
-    parameters = np.zeros(2)
-    for _ in range(100):
-        chances = 1 / (1 + np.exp(-np.clip(design @ parameters, -30, 30)))
-        gradient = design.T @ (chances - labels) + 1e-6 * parameters
-        hessian = (design * (chances * (1 - chances))[:, None]).T @ design + 1e-6 * np.eye(2)
-        step = np.linalg.solve(hessian, gradient)
-        parameters -= np.clip(step, -5, 5)
-        if np.abs(step).max() < 1e-10 or not math.isfinite(step.sum()):
-            break
-    return float(parameters[0]), float(parameters[1])
 
 
 @dataclass(frozen=True)

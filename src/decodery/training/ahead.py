@@ -21,8 +21,6 @@ from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.loaders.store import Progress
 from decodery.models.protocol import LanguageModel
-from decodery.models.torch.transformer import Transformer
-from decodery.models.torch.weights import Dense
 from decodery.models.trained.artifact import TrainedPart
 
 from .corpus import Corpus, TrainingText
@@ -31,7 +29,7 @@ from .held_out import HeldOut
 from .kind import COUNT, Bounded, Run, bounded, option
 from .loop import History, TrainingPlan, batches
 from .tensors import zeros
-from .traced import TracedCache
+from .traced import TracedCache, differentiable
 
 _HELD = 16
 """Held-out texts that are read, half of them by validation."""
@@ -105,9 +103,7 @@ class AheadTrainee:
     def __init__(
         self, reader: LanguageModel, model: LanguageModel, *, ahead: int, places: int, alpha: float, decay: float
     ) -> None:
-        if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
-            raise SettingsError("this is trained over a model in floating point: load it with dtype='float32'")
-        self.reader, self.model = reader, model
+        self.reader, self.model = reader, differentiable(model, "drafts")
         self.ahead, self.places, self.alpha = ahead, places, alpha
         self.weights = decay ** np.arange(ahead)
 

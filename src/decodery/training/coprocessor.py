@@ -41,7 +41,7 @@ class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights, Coproces
     a text at once.
     """
 
-    NAME = "coprocessors"
+    NAME, PART = "coprocessors", CoprocessorWeights
 
     def __init__(self, target: LoadedModel, recipe: CoprocessorRecipe) -> None:
         super().__init__(target, recipe)
@@ -104,17 +104,9 @@ class CoprocessorTrainee(PartTrainee[Sequence[int], CoprocessorWeights, Coproces
         past = self.past(example[:prompt])
         return self.nll(example, prompt, self.made(past), past).mean()
 
-    def figures(self, examples: Sequence[Sequence[int]]) -> dict[str, float]:
-        return {"loss": float(self.foreseen(examples).mean())}
-
     def about(self, tested: list[Sequence[int]]) -> dict[str, Any]:
         by_place = {name: self.foreseen(tested, name == "alone").tolist() for name in ("alone", "trained")}
         return {f"nats by place, {name}": [round(each, 4) for each in nats] for name, nats in by_place.items()}
-
-    def part(
-        self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Sequence[int]]
-    ) -> CoprocessorWeights:
-        return CoprocessorWeights(tensors, facts, self.model.fingerprint)
 
     @torch.no_grad()
     def foreseen(self, texts: Sequence[Sequence[int]], alone: bool = False) -> torch.Tensor:

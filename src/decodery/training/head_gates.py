@@ -149,9 +149,6 @@ class HeadGateTrainee(PartTrainee[Document, HeadGates, GateRecipe]):
         found, _ = self.states(example, self.mixed(gates))
         return (found - full).square().mean() / full.square().mean() + self.recipe.price * gates.abs().mean()
 
-    def figures(self, examples: Sequence[Document]) -> dict[str, float]:
-        return {"loss": float(torch.stack([self.loss(each) for each in examples]).mean())}
-
     def data(self, examples: Sequence[Document]) -> object:
         return [[each.tokens.tolist(), each.rows.tolist()] for each in examples]
 

@@ -44,7 +44,7 @@ class MergeRecipe(Bounded):
 class MergeTrainee(PartTrainee[Sequence[int], MergeNet, MergeRecipe]):
     """A network learns, for `step.dynamic_tokens.dynamic`."""
 
-    NAME = "merged tokens"
+    NAME, PART = "merged tokens", MergeNet
     least = 16
 
     def __init__(self, target: LoadedModel, recipe: MergeRecipe) -> None:
@@ -90,16 +90,8 @@ class MergeTrainee(PartTrainee[Sequence[int], MergeNet, MergeRecipe]):
         """The mean loss of texts."""
         return float(torch.stack([self.loss(tokens, net=net) for tokens in texts]).mean())
 
-    def figures(self, examples: Sequence[Sequence[int]]) -> dict[str, float]:
-        return {"loss": self.apart(examples)}
-
     def about(self, tested: list[Sequence[int]]) -> dict[str, Any]:
         return {"mean": round(self.apart(tested, MergeNet.initial(self.model.config.hidden_size, 1)), 4)}
-
-    def part(
-        self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Sequence[int]]
-    ) -> MergeNet:
-        return MergeNet(tensors, facts, self.model.fingerprint)
 
 
 @kind(

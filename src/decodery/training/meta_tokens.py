@@ -16,14 +16,14 @@ from decodery.models.cache.attention_policy import Attention, AttentionPolicy
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mixture
 
-from .kind import COUNT, POSITIVE, Bounded, Run, bounded, kind, option
+from .kind import COUNT, POSITIVE, Run, bounded, kind, option
 from .kind_data import TextFiles
-from .one_by_one import PartTrainee, from_pieces
+from .one_by_one import COLD, CoolingRecipe, PartTrainee, from_pieces
 from .traced import TracedCache
 
 
 @dataclass(frozen=True)
-class MetaRecipe(Bounded):
+class MetaRecipe(CoolingRecipe):
     """How meta-tokens learn."""
 
     steps: int = 300
@@ -32,16 +32,10 @@ class MetaRecipe(Bounded):
     tokens: int = bounded(8, COUNT, "Soft tokens of a prompt.")
     sparse: int = bounded(4, COUNT, "Rows of the library that a soft token mixes.")
     ahead: int = bounded(32, COUNT, "Tokens whose attention is the training target.")
-    hot: float = option(1.0, "Temperature of the mixture at first.")
-    cold: float = bounded(0.3, POSITIVE, "Temperature of the mixture at last.")
+    cold: float = bounded(0.3, POSITIVE, COLD)
     even: float = option(0.01, "Weight of the entropy of the mean mixture, so that all rows are used.")
     static: bool = option(False, "Train a control: the same tokens for every prompt.")
     seed: int = option(0, "Random seed of the initial tokens, their noise and the order of texts.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cold > self.hot:
-            raise SettingsError(f"the mixture cools down from hot to cold, not from {self.hot} to {self.cold}")
 
 
 class RecordedAttention(AttentionPolicy):
@@ -105,8 +99,8 @@ class MetaTokenTrainee(PartTrainee[Sequence[int], MetaTokens, MetaRecipe]):
         even = torch.rand(recipe.tokens, recipe.library, generator=draws, dtype=torch.float32, device="cpu").clamp(
             1e-6, 1 - 1e-6
         )
-        heat = recipe.hot * (recipe.cold / recipe.hot) ** (step / max(1, recipe.steps - 1))
-        return mixture(self.tensors, shown, recipe.sparse, -(-even.log()).log().to(shown.device), heat)
+        noise = -(-even.log()).log().to(shown.device)
+        return mixture(self.tensors, shown, recipe.sparse, noise, recipe.temperature(step))
 
     def divergence(self, tokens: Sequence[int], mixed: torch.Tensor) -> torch.Tensor:
         """KL(example || what the soft tokens pay) in nats, the mean over layers and key-value heads."""
@@ -124,12 +118,9 @@ class MetaTokenTrainee(PartTrainee[Sequence[int], MetaTokens, MetaRecipe]):
         return self.divergence(example, mixed) + self.recipe.even * (mean * mean.log()).sum()
 
     @torch.no_grad()
-    def apart(self, texts: Sequence[Sequence[int]]) -> float:
-        """The mean divergence of texts."""
-        return float(torch.stack([self.divergence(tokens, self.mixed(tokens)) for tokens in texts]).mean())
-
     def figures(self, examples: Sequence[Sequence[int]]) -> dict[str, float]:
-        return {"divergence": self.apart(examples)}
+        apart = [self.divergence(tokens, self.mixed(tokens)) for tokens in examples]
+        return {"divergence": float(torch.stack(apart).mean())}
 
     def part(
         self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Sequence[int]]

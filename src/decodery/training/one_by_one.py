@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from decodery.core.abstract import Contract
-from decodery.core.errors import PromptError
+from decodery.core.errors import PromptError, SettingsError
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.artifact import TrainedPart
 
 from .fitting import fit
 from .held_out import HeldOut
-from .kind import Run
+from .kind import POSITIVE, Bounded, Run, bounded, option
 from .kind_data import TextFiles, shown
 from .loop import TrainingPlan, batches, content
 from .traced import differentiable
@@ -35,6 +36,27 @@ class TrainingRecipe(Protocol):
     def seed(self) -> int: ...
 
 
+COLD = "Temperature of the choice at last."
+
+
+@dataclass(frozen=True)
+class CoolingRecipe(Bounded):
+    """Base of recipes of a random choice that becomes surer with every step."""
+
+    steps: int = 300
+    hot: float = option(1.0, "Temperature of the choice at first.")
+    cold: float = bounded(0.1, POSITIVE, COLD)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cold > self.hot:
+            raise SettingsError(f"the choice cools down from hot to cold, not from {self.hot} to {self.cold}")
+
+    def temperature(self, step: int) -> float:
+        """That of a step."""
+        return self.hot * (self.cold / self.hot) ** (step / max(1, self.steps - 1))
+
+
 Example = TypeVar("Example", bound=Sized)
 Part = TypeVar("Part", bound=TrainedPart)
 Recipe = TypeVar("Recipe", bound=TrainingRecipe)
@@ -49,6 +71,7 @@ class PartTrainee(Contract, Generic[Example, Part, Recipe]):
     """
 
     NAME: ClassVar[str]
+    PART: ClassVar[Callable[..., Any]]
     EXAMPLES: ClassVar[str] = "texts"
     METRIC: ClassVar[str] = "loss"
     WEIGHT_DECAY: ClassVar[float] = 0.0
@@ -70,13 +93,14 @@ class PartTrainee(Contract, Generic[Example, Part, Recipe]):
             step: Of training, None for an example that is held out.
         """
 
-    @abstractmethod
+    @torch.no_grad()
     def figures(self, examples: Sequence[Example]) -> dict[str, float]:
-        """Figures of examples that were not learned from."""
+        """Figures of examples that were not learned from, by default their mean loss."""
+        return {self.METRIC: float(torch.stack([self.loss(each) for each in examples]).mean())}
 
-    @abstractmethod
     def part(self, tensors: dict[str, torch.Tensor], facts: dict[str, Any], examples: Sequence[Example]) -> Part:
         """What was learned, as it is kept."""
+        return self.PART(tensors, facts, self.model.fingerprint)
 
     def about(self, tested: list[Example]) -> dict[str, Any]:
         """More facts, of examples that chose nothing."""

@@ -18,14 +18,14 @@ from decodery.models.config import ModelConfig
 from decodery.models.loaders.load import LoadedModel
 from decodery.models.trained.write_gates import LEVELS, WriteGates, margin
 
-from .kind import NON_NEGATIVE, POSITIVE, SHARE, Bounded, Run, bounded, kind, option
+from .kind import NON_NEGATIVE, POSITIVE, SHARE, Run, bounded, kind, option
 from .kind_data import TextFiles
-from .one_by_one import PartTrainee, from_pieces
+from .one_by_one import COLD, CoolingRecipe, PartTrainee, from_pieces
 from .traced import TracedCache
 
 
 @dataclass(frozen=True)
-class WriteGateRecipe(Bounded):
+class WriteGateRecipe(CoolingRecipe):
     """How a gate learns."""
 
     steps: int = 300
@@ -35,14 +35,8 @@ class WriteGateRecipe(Bounded):
     prompt: float = bounded(0.25, SHARE, "Share of a text that is taken for a prompt and stored in full.")
     rate: float = bounded(0.5, SHARE, "Share of written tokens to store.")
     price: float = option(100.0, "Weight of the squared distance from that share, beside the divergence.")
-    hot: float = option(1.0, "Temperature of the choice at first.")
-    cold: float = bounded(0.1, POSITIVE, "Temperature of the choice at last.")
+    cold: float = bounded(0.1, POSITIVE, COLD)
     seed: int = option(0, "Random seed of the initial gate, its noise and the order of texts.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cold > self.hot:
-            raise SettingsError(f"the choice cools down from hot to cold, not from {self.hot} to {self.cold}")
 
 
 class Admitted(AttentionPolicy):
@@ -150,8 +144,7 @@ class WriteGateTrainee(PartTrainee[Sequence[int], WriteGates, WriteGateRecipe]):
             return Choosing(self.model.config, recipe, self.tensors, first)
         draws = torch.Generator().manual_seed(nth_seed(recipe.seed, step))
         even = torch.rand(len(tokens), generator=draws, dtype=torch.float64, device="cpu").clamp(1e-6, 1 - 1e-6)
-        temperature = recipe.hot * (recipe.cold / recipe.hot) ** (step / max(1, recipe.steps - 1))
-        return Choosing(self.model.config, recipe, self.tensors, first, torch.logit(even), temperature)
+        return Choosing(self.model.config, recipe, self.tensors, first, torch.logit(even), recipe.temperature(step))
 
     def judged(self, tokens: Sequence[int], step: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Distance of a text without what is not stored, in nats per token, and the share stored."""

@@ -120,7 +120,7 @@ def test_tokens_learn_to_look_as_what_follows_does(tmp_path: Path) -> None:
     texts = [np.random.default_rng(seed).integers(0, 200, 24).tolist() for seed in range(16)]
     recipe = MetaRecipe(steps=24, lr=0.01, library=5, tokens=2, sparse=2, ahead=6)
     found = train_beside(Run(loaded, tmp_path), MetaTokenTrainee(loaded, recipe), texts)
-    before = MetaTokenTrainee(loaded, recipe).apart(texts[15:])
+    before = MetaTokenTrainee(loaded, recipe).figures(texts[15:])["divergence"]
     assert found.facts["validation"]["divergence"] < before - 0.1
     again = MetaTokens.load(tmp_path)
     assert again.sparse == 2 and all(again.tensors[name].equal(each) for name, each in found.tensors.items())
