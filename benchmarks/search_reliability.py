@@ -13,8 +13,7 @@ import torch
 import decodery as dc
 from decodery.scorers.process_reward import ProcessHead
 from decodery.training.ranking import auc
-from decodery.training.restart import not_better
-from decodery.training.value import states_of
+from decodery.training.value import not_better, states_of
 from decodery_benchmarks.puzzles import Puzzle
 from decodery_benchmarks.puzzles.alphabet import encoded
 

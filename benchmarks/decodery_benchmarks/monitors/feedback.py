@@ -11,7 +11,7 @@ from decodery.llm.llm import LLM
 from decodery.models.batch import Batch, Segment
 from decodery.models.loaders.store import Progress
 from decodery.monitors.probe import Probe
-from decodery.training.direction import ASKED, Statement, axis_of, best_axis, built_in_statements, said
+from decodery.training.direction import ASKED, Statement, axis_of, best_axis, built_in_statements, read_by
 from decodery.training.ranking import auroc, logistic, parts, word_scores
 
 from .control import SYSTEM, controlled
@@ -37,7 +37,9 @@ def measure(lm: LLM, settings: WatchSettings, work: Path, progress: Progress) ->
     statements = built_in_statements(settings.seed)
     layers = lm.model.config.num_layers
     depths = [f"resid_post.{min(layers * at // 4, layers - 1)}" for at in range(1, 5)]
-    states = said(lm, [each.text for each in statements], tuple(dict.fromkeys(("embed", *depths))), progress)
+    sites = tuple(dict.fromkeys(("embed", *depths)))
+    read = read_by(lm, statements, sites, progress)
+    states = {site: torch.stack([each.states[site] for each in read]) for site in sites}
     learned = parts([each.group for each in statements], settings.seed) == "train"
     trials = max(6, settings.prompts // 80)
     labels, own = np.array([each.label for each in statements]), torch.from_numpy(learned)

@@ -21,9 +21,8 @@ from decodery.scorers.process_reward import ProcessHead
 from decodery.step.sequence import Sequence as Written
 from decodery.training.lines import read_json_lines
 from decodery.training.ranking import auc
-from decodery.training.restart import not_better
 from decodery.training.reward_head import PRM, fitted
-from decodery.training.value import states_of
+from decodery.training.value import not_better, states_of
 from decodery_benchmarks.puzzles import Puzzle, drawn
 from decodery_benchmarks.puzzles.alphabet import encoded
 

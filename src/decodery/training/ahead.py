@@ -27,7 +27,7 @@ from .corpus import Corpus, TrainingText
 from .fitting import fit
 from .held_out import HeldOut
 from .kind import COUNT, Bounded, Run, bounded, option
-from .loop import History, TrainingPlan, batches
+from .loop import TrainingPlan, batches
 from .tensors import zeros
 from .traced import TracedCache, differentiable
 
@@ -257,7 +257,7 @@ def train_ahead(
     file: str,
     every: int = EVERY,
     rated: bool = True,
-) -> tuple[Made, History]:
+) -> Made:
     """Let what learns in `trainee` learn.
 
     Kept is what has the least cross-entropy on held-out texts: how often guesses are right needs many more places.
@@ -292,4 +292,4 @@ def train_ahead(
     facts = fitted.facts(recipe, **told)
     found = made(facts, rates)
     found.save(run.out / file)
-    return found, fitted.history
+    return found

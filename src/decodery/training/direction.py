@@ -29,7 +29,7 @@ from decodery.monitors.threshold import Threshold
 from .activations import Sites
 from .checkable import capitals
 from .cut import parameters
-from .evaluation import ALONE, NOWHERE, Evaluation, MonitorContext, doubts, keep_evaluated
+from .evaluation import ALONE, NOWHERE, Evaluation, MonitorContext, doubt_of, keep_evaluated
 from .kind import ARGUMENT, Data, Run, kind, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .lines import read_labelled
@@ -86,21 +86,6 @@ def read_answers(
     return found
 
 
-@torch.no_grad()
-def said(lm: LLM, texts: Ordered[str], sites: Ordered[str], progress: Progress = silent) -> dict[str, torch.Tensor]:
-    """{site: [texts, width]} float32: the mean of the rows of each text, as the answer to `ASKED`."""
-    prompt = _before(lm)
-    found: dict[str, list[torch.Tensor]] = {site: [] for site in sites}
-    for number, text in enumerate(texts):
-        tokens = [*prompt, *lm.tokenizer.encode(text, special=False)]
-        segment = Segment.chunk(tokens, lm.model.new_cache(), logit_rows=[])
-        hidden = lm.model.forward(Batch([segment]), taps=list(sites)).hidden
-        for site in sites:
-            found[site].append(hidden[site][len(prompt) :].float().cpu().mean(dim=0))
-        progress("reading statements", number + 1, len(texts))
-    return {site: torch.stack(rows) for site, rows in found.items()}
-
-
 def _before(lm: LLM) -> list[int]:
     """What stands before a statement."""
     if lm.chat_template is None:
@@ -118,17 +103,21 @@ class ReadStatement:
     doubt: float  # The mean of -log p over them, in nats
 
 
+@torch.no_grad()
 def read_by(
     lm: LLM, statements: Ordered[Statement], sites: Ordered[str], progress: Progress = silent
 ) -> list[ReadStatement]:
     """The statements as the model reads them, each as the answer to `ASKED`."""
-    states, prompt = said(lm, [each.text for each in statements], sites, progress), _before(lm)
-    texts = [lm.tokenizer.encode(each.text, special=False) for each in statements]
-    unsure = doubts(lm, [(prompt, text) for text in texts])
-    return [
-        ReadStatement(each, {site: rows[at] for site, rows in states.items()}, len(texts[at]), unsure[at])
-        for at, each in enumerate(statements)
-    ]
+    prompt, found = _before(lm), list[ReadStatement]()
+    for each in statements:
+        text = lm.tokenizer.encode(each.text, special=False)
+        rows = range(len(prompt) - 1, len(prompt) + len(text) - 1)
+        segment = Segment.chunk([*prompt, *text], lm.model.new_cache(), logit_rows=list(rows))
+        scores = lm.model.forward(Batch([segment]), taps=list(sites))
+        states = {site: scores.hidden[site][len(prompt) :].float().cpu().mean(dim=0) for site in sites}
+        found.append(ReadStatement(each, states, len(text), doubt_of(scores.logits, text)))
+        progress("reading statements", len(found), len(statements))
+    return found
 
 
 def trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:

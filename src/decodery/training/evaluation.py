@@ -22,6 +22,7 @@ from .kind import Run
 from .lines import read_lines
 from .loop import content
 from .ranking import auroc, interval, part_of, ranked, turned, word_scores
+from .tensors import int_tensor
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")
@@ -193,10 +194,14 @@ def doubts(lm: LLM, texts: Ordered[tuple[Ordered[int], Ordered[int]]]) -> list[f
         tokens, first = [*before, *text], len(before) - 1
         rows = range(first, len(tokens) - 1)
         segment = Segment.chunk(tokens, lm.model.new_cache(), logit_rows=list(rows))
-        likely = lm.model.forward(Batch([segment])).logits.double().log_softmax(dim=-1)
-        written = torch.tensor(list(text), dtype=torch.int64, device=likely.device)
-        found.append(-float(likely.gather(1, written[:, None]).mean()))
+        found.append(doubt_of(lm.model.forward(Batch([segment])).logits, text))
     return found
+
+
+def doubt_of(logits: torch.Tensor, text: Ordered[int]) -> float:
+    """The mean of -log p over the tokens of a text, in nats, from the logits [n, vocab] before each."""
+    written = int_tensor(list(text)).to(logits.device)
+    return -float(logits.double().log_softmax(dim=-1).gather(1, written[:, None]).mean())
 
 
 def _said(value: float) -> float | None:

@@ -26,7 +26,6 @@ from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
 from .corpus import Corpus
 from .kind import Run, bounded, kind
 from .kind_data import OwnTexts, own_texts, validation
-from .loop import History
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _put(rows: torch.Tensor, segment: Segment, made: torch.Tensor, at: list[int]
     return changed
 
 
-def train_transfer(run: Run, corpus: Corpus) -> tuple[Transfer, History]:
+def train_transfer(run: Run, corpus: Corpus) -> Transfer:
     """Train maps on texts that the model wrote, for `hidden-transfer`. Every ninth text is held out."""
     recipe, target = run.of(TransferRecipe), run.loaded.model
     trainee = TransferTrainee(target, run.learning, recipe)

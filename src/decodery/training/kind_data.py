@@ -73,9 +73,8 @@ def own_texts(run: Run, folder: str = "text/written", top: int = 20) -> Corpus:
 
 
 def validation(found: Any) -> Mapping[str, Any]:
-    """The figures of held-out data in the facts of a trained part, or of the first part of a tuple."""
-    part = found[0] if isinstance(found, tuple) else found
-    figures: Mapping[str, Any] = part.facts["validation"]
+    """The figures of held-out data in the facts of a trained part."""
+    figures: Mapping[str, Any] = found.facts["validation"]
     return figures
 
 

@@ -25,7 +25,6 @@ from .ahead import AheadRecipe, AheadTrainee, after, train_ahead
 from .corpus import Corpus
 from .kind import COUNT, Run, bounded, kind
 from .kind_data import OwnTexts, own_texts, validation
-from .loop import History
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class PlaceholderTrainee(AheadTrainee):
         return after(self.placeholders, place, past)
 
 
-def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
+def train_units(run: Run, corpus: Corpus) -> Placeholders:
     """Train placeholders on texts that the model wrote, for `lexical-unit`.
 
     Every twentieth text is held out.
@@ -85,7 +84,7 @@ def train_units(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
     return train_ahead(run, corpus, trainee, recipe, trainee.made, **how)
 
 
-def train_ppd(run: Run, corpus: Corpus) -> tuple[Placeholders, History]:
+def train_ppd(run: Run, corpus: Corpus) -> Placeholders:
     """Train prompt tokens on texts that the model wrote, for `ppd`. Every ninth text is held out."""
     recipe = run.of(PPDRecipe)
     trainee = PlaceholderTrainee(run.loaded.model, run.learning, recipe, ahead=recipe.ahead, decay=recipe.decay)

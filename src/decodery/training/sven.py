@@ -20,7 +20,7 @@ from .fitting import fit
 from .held_out import HeldOut, hold_out
 from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Run, bounded, kind, option
 from .kind_data import validation
-from .loop import History, TrainingPlan, batches, content
+from .loop import TrainingPlan, batches, content
 from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, built_in_pairs, programs_of, read_pairs
 from .traced import TracedCache, differentiable
 
@@ -155,7 +155,7 @@ class SVENTrainee:
         return {"loss": float(self.total(found)), **means}
 
 
-def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, History]:
+def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> Prefixes:
     """Train the prefixes "secure" and "unsafe" on pairs, for `sven`. Only the prefixes learn.
 
     One pair in eight is held out, and the step with the least loss on half of these is what remains.
@@ -195,7 +195,7 @@ def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> tuple[Prefixes, Histor
     learned = {name: KVPrefix(each.detach().cpu()) for name, each in trainee.parameters.items()}
     prefixes = Prefixes(learned, facts, model.fingerprint)
     prefixes.save(run.out / Prefixes.FILE)
-    return prefixes, fitted.history
+    return prefixes
 
 
 @dataclass(frozen=True)

@@ -12,75 +12,22 @@ from typing import Any, Literal
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError
-from decodery.core.noise import nth_seed
-from decodery.engine.engine import Engine
-from decodery.engine.request import Request
 from decodery.models.batch import Batch, Segment
 from decodery.models.cache.cache import KVCache
-from decodery.models.loaders.store import Progress, silent
 from decodery.models.protocol import LanguageModel
-from decodery.sampling.sampler import Sampler
 from decodery.scorers.value_head import LinearValue
-from decodery.step.forward_request import run_sync
-from decodery.step.scorer import Candidates, Scorer, judge
-from decodery.step.sequence import Sequence
 
 from .held_out import HeldOut, Measured
 from .kind import ARGUMENT, PLAIN, Data, Run, kind, option
 from .lines import named_texts, read_json_lines, read_objects
-from .restart import compared
 from .tensors import int_tensor, zeros
 
-_TOGETHER = 16
 _CHUNK = 512
 _HELD = 5
 """One prompt in so many is held out."""
 
 Judged = tuple[Ordered[int], Ordered[int], float]
 """Prompt, what was written after it, and how good that is."""
-
-
-def train_value(
-    model: LanguageModel,
-    prompts: Ordered[Ordered[int]],
-    reward: Scorer,
-    *,
-    method: Literal["fudge", "q"] = "fudge",
-    samples: int = 8,
-    length: int = 32,
-    eos_ids: Ordered[int] = (),
-    tap: int | None = None,
-    ridge: float = 1e-3,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> LinearValue:
-    """The linear head whose values of the prefixes of the model's own texts come closest to the rewards.
-
-    Args:
-        method: "fudge" fits every prefix to its text's final reward, "q" to the value of the next prefix and only the
-            last one to the reward (CD-FUDGE and CD-Q of Controlled Decoding from Language Models, 2023). For a linear
-            head both are least-squares problems, solved outright instead of by gradients; the expectation over the next
-            token that CD-Q takes is over the sampled ones.
-        samples: Texts of up to `length` tokens drawn per prompt at temperature 1.
-        tap: After how many layers it reads, None for all.
-        ridge: Of the mean square of the states.
-
-    Raises:
-        SettingsError: For nothing to learn from.
-    """
-    if not prompts or samples < 1 or length < 1:
-        raise SettingsError("a value head needs prompts, samples and length of at least 1")
-
-    def judged() -> Iterator[Judged]:
-        for number, prompt in enumerate(prompts):
-            texts = _sample(model, prompt, samples, length, eos_ids, nth_seed(seed, number * samples))
-            outputs = [text.generated for text in texts]
-            candidates = Candidates(prompt, outputs, [True] * len(outputs), model=model)
-            for output, value in zip(outputs, run_sync(judge(reward, candidates)).tolist(), strict=True):
-                yield prompt, output, value
-            progress("sampling texts", number + 1, len(prompts))
-
-    return fit_value(model, judged(), method=method, tap=tap, ridge=ridge)
 
 
 def fit_value(
@@ -146,6 +93,30 @@ def fit_switch(
     return LinearValue(weight.float(), (mean - weight @ centre).float(), tap, model.fingerprint)
 
 
+def not_better(rewards: Ordered[float]) -> list[float]:
+    """[m] the share of the m - 1 other samples of a prompt whose reward is no higher than a sample's own.
+
+    Labels of Adaptive Inference-Time Compute: LLMs Can Predict if They Can Do Better, Even Mid-Generation (2024). Ties
+    count as not better, because the question is whether restarting would do better: where nothing is ever right, a
+    wrong text has the label 1, and no further sample is drawn for it.
+    """
+    if len(rewards) < 2:
+        raise SettingsError("a text is compared with others of its prompt: give at least two for each")
+    return [(sum(other <= own for other in rewards) - 1) / (len(rewards) - 1) for own in rewards]
+
+
+def beside_others(judged: Ordered[tuple[str, str, float]]) -> list[tuple[str, str, float]]:
+    """The same (prompt, text, reward), with the label of `not_better` in place of the reward."""
+    places: dict[str, list[int]] = {}
+    for place, (prompt, _, _) in enumerate(judged):
+        places.setdefault(prompt, []).append(place)
+    found = list(judged)
+    for prompt, own in places.items():
+        for place, label in zip(own, not_better([judged[place][2] for place in own]), strict=True):
+            found[place] = (prompt, judged[place][1], label)
+    return found
+
+
 def read_step_labels(path: Path) -> list[tuple[float, ...] | None]:
     """The `labels` of each line of such a file, numbers; None for a line without."""
     found: list[tuple[float, ...] | None] = []
@@ -169,20 +140,6 @@ def read_judged(path: Path) -> list[tuple[str, str, float]]:
         return (found[0], found[1], float(entry["reward"])) if found and fine else None
 
     return read_objects(path, '{"prompt": text, "text": text, "reward": number}', read)
-
-
-def _sample(
-    model: LanguageModel, prompt: Ordered[int], samples: int, length: int, eos_ids: Ordered[int], seed: int
-) -> list[Sequence]:
-    """Texts drawn from the model's own distribution; seeds count up from `seed`."""
-    engine, sampler = Engine(model), Sampler.from_settings(temperature=1.0)
-    texts: list[Sequence] = []
-    for first in range(0, samples, _TOGETHER):
-        for number in range(first, min(samples, first + _TOGETHER)):
-            request = Request(prompt, length, sampler, seed=nth_seed(seed, number), eos_ids=eos_ids)
-            texts.append(engine.submit(request, like=texts[0] if texts else None))
-        engine.run(texts[first:])
-    return texts
 
 
 def states_of(
@@ -241,7 +198,7 @@ class ValueSettings(Data):
     def read(self) -> list[tuple[str, str, float]]:
         """Prompts, texts and what is learned of them."""
         found = read_judged(self.texts)
-        return compared(found) if self.restart else found
+        return beside_others(found) if self.restart else found
 
     def check(self) -> None:
         self.read()

@@ -155,7 +155,7 @@ def run(target: LoadedModel, out: Path, stop: int = 0, **recipe) -> Prefixes:
             raise KeyboardInterrupt
 
     made = SVENRecipe(**({"length": 2, "epochs": 2.0, "lr": 0.1, "batch": 6} | recipe))
-    return train_sven(Run(target, out, (made,), progress=progress), PAIRS)[0]
+    return train_sven(Run(target, out, (made,), progress=progress), PAIRS)
 
 
 @pytest.mark.integration

@@ -17,7 +17,7 @@ from decodery.search.best_of_n import BestOfN
 from decodery.search.early_pruning import EarlyPruning
 from decodery.step.scorer import Candidates
 from decodery.testing.models import Counted
-from decodery.training.restart import compared, not_better
+from decodery.training.value import beside_others, not_better
 from decodery_benchmarks.puzzles import puzzle
 from decodery_benchmarks.puzzles.scripted import ScriptedChain
 from decodery_benchmarks.training.prm import PRMRecipe, labelled
@@ -136,7 +136,7 @@ def test_a_text_is_labelled_by_how_few_others_are_better(tmp_path: Path) -> None
     assert not_better([1, 0, 0, 1, 0]) == [1, 0.5, 0.5, 1, 0.5]
     assert not_better([3.0, 1.0, 2.0]) == [1, 0, 0.5]
     judged = [("a", "x", 1.0), ("b", "y", 0.0), ("a", "z", 0.0), ("b", "w", 0.0)]
-    assert compared(judged) == [("a", "x", 1.0), ("b", "y", 1.0), ("a", "z", 0.0), ("b", "w", 1.0)]
+    assert beside_others(judged) == [("a", "x", 1.0), ("b", "y", 1.0), ("a", "z", 0.0), ("b", "w", 1.0)]
     with pytest.raises(SettingsError, match="at least two"):
         not_better([1])
     chain, double = puzzle("chain:operations=2"), ScriptedChain(0.4, 2)

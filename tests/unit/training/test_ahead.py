@@ -164,7 +164,7 @@ def test_they_learn_alone_and_a_run_goes_on_where_it_stopped(
         recipe = TransferRecipe(steps=12, lr=0.03, places=4, layers=LAYERS)
         return train_transfer(Run(target, tmp_path / folder, (recipe,), learning=teacher, **settings), written)
 
-    found, _ = learn("whole")
+    found = learn("whole")
     assert torch.equal(model.weights.embedding, before)
     trainee = _ppd(target)[0] if name == "ppd" else TransferTrainee(model, model, TransferRecipe(layers=LAYERS))
     taught, ((kind, learned),) = [written[number] for number in range(12)], trainee.parameters.items()
@@ -182,7 +182,7 @@ def test_they_learn_alone_and_a_run_goes_on_where_it_stopped(
 
     with pytest.raises(KeyboardInterrupt):
         learn("twice", progress=stop)
-    again, _ = learn("twice")
+    again = learn("twice")
     if name == "ppd":
         kept = Placeholders.load(tmp_path / "twice" / PROMPTS)
         assert torch.equal(kept.data, found.data) and torch.equal(kept.rates, found.rates)

@@ -199,7 +199,7 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     model, recipe = target.model, UnitsRecipe(span=3, alpha=0.0, steps=10, lr=0.1, places=4)
     assert isinstance(model, Transformer)
     before = model.weights.embedding.clone()
-    found, _ = train_units(Run(target, tmp_path / "whole", (recipe,), learning=model), written)
+    found = train_units(Run(target, tmp_path / "whole", (recipe,), learning=model), written)
     trainee, taught = PlaceholderTrainee(model, model, recipe, ahead=2), [written[number] for number in range(12)]
     losses = [float(trainee.loss(taught, np.random.default_rng(0)).detach())]
     with torch.no_grad():
@@ -217,7 +217,7 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         train_units(Run(target, tmp_path / "twice", (recipe,), progress=stop, learning=model), written)
     assert not (tmp_path / "twice" / UNITS).exists()
-    again, _ = train_units(Run(target, tmp_path / "twice", (recipe,), learning=model), written)
+    again = train_units(Run(target, tmp_path / "twice", (recipe,), learning=model), written)
     assert torch.equal(again.data, found.data)
     kept = Placeholders.load(tmp_path / "twice" / UNITS)
     assert torch.equal(kept.data, found.data) and kept.facts["validation"] == found.facts["validation"]
