@@ -22,7 +22,7 @@ from .kept_files import keep, kept
 from .kind import ARGUMENT, PLAIN, Data, Run, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .loop import content
-from .tensors import int_tensor
+from .tensors import bool_tensor, int_tensor
 
 SHARD = 64
 """Questions whose answers are kept in one file, and decoded together in parts."""
@@ -103,7 +103,7 @@ def _tensors(answers: Ordered[Answered], sites: Ordered[str]) -> dict[str, torch
     tensors = {
         "sizes": int_tensor(sizes),
         "tokens": int_tensor(tokens),
-        "wrong": torch.tensor([each.wrong for each in answers], dtype=torch.bool, device="cpu"),
+        "wrong": bool_tensor([each.wrong for each in answers]),
         "signatures": torch.cat([each.signatures for each in answers]),
     }
     for number, site in enumerate(sites):

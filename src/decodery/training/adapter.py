@@ -156,13 +156,12 @@ def train_adapter(run: Run, corpus: Corpus, remaking: S2FTRemaking | LoRARemakin
     learned = learn(remade, run, corpus, remaking)
     count = sum(each.numel() for each in remade.parameters.values())
     facts = {
-        "model": target.name,
+        **run.facts,
         "made": repr(remaking) if isinstance(remaking, LoRARemaking) else _said(remaking),
         "recipe": asdict(recipe),
         "texts": len(corpus),
         "parameters": count,
         "best_step": learned.history.best_step,
-        "command": run.command,
     }
     found = adapter_of(remade, facts)
     # One that is masked is no model of its own, and is judged as it learned.

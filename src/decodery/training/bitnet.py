@@ -18,7 +18,7 @@ from decodery.models.torch.weights import Dense
 
 from .kind import Run, kind, option
 from .kind_data import OwnTexts
-from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, WholeForm, copied
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,15 @@ class TernaryRemaking(Remaking):
         return Ternary(whole, self, progress_made)
 
 
-class Ternary(TrainedForm):
+class Ternary(WholeForm):
     """One such layer. Its weights are those in floating point whose rounding is what the copy keeps."""
 
     def __init__(self, whole: Dense, remaking: TernaryRemaking, progress_made: TrainingProgress) -> None:
-        self.whole, self._remaking, self._progress_made = whole, remaking, progress_made
-
-    @property
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        return {"weight": self.whole.weight}
+        super().__init__(whole, progress_made)
+        self._remaking = remaking
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        done, ramp = self._progress_made.done, self._remaking.ramp
+        done, ramp = self.progress_made.done, self._remaking.ramp
         share = min(1.0, done / ramp) if ramp else 1.0
         trits, scale = three(self.whole.weight, self._remaking.measure)
         weight = _towards(self.whole.weight, trits * scale, share)

@@ -149,8 +149,7 @@ def calibrate(run: Run, prompts: Sequence[Sequence[int]], learned: Sequence[Sequ
     threshold, rows = last_passed(losses(), recipe.delta, recipe.epsilon)
     chosen = recipe.source(threshold, classifier)
     facts: dict[str, Any] = {
-        "model": target.name,
-        "command": run.command,
+        **run.facts,
         "prompts": len(prompts),
         "delta": recipe.delta,
         "epsilon": recipe.epsilon,

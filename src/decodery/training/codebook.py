@@ -247,7 +247,7 @@ def _codebook(run: Run) -> dict[str, Any]:
     found = run.of(TextFiles).pieces(loaded, needed=6)
     held, learned = found[::5], [each for number, each in enumerate(found) if number % 5]
     tested = int_tensor(held)
-    context = MonitorContext(facts={"model": loaded.name, "command": run.command}, **run.kept)
+    context = MonitorContext(facts=run.facts, **run.kept)
     made = [
         train_codebook(loaded.model, reading(learned, given.batch), each, held=tested, context=context)
         for each in (replace(given, sites=sites, seed=seed) for seed in range(given.seed, given.seed + given.seeds))

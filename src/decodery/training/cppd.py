@@ -158,9 +158,7 @@ class CPPDTrainee:
 
         def begin(name: str, shape: tuple[int, ...]) -> torch.Tensor:
             if len(shape) == 1:
-                return torch.full(
-                    shape, float("norm" in name and name.endswith("weight")), dtype=torch.float32, device="cpu"
-                )
+                return zeros(*shape) + float("norm" in name and name.endswith("weight"))
             return normal(draws, *shape) * (1.0 if name == "slot" else 0.02)
 
         own = {name: begin(name, shape) for name, shape in shapes(hidden, recipe.layers, longest, places, len(tokens))}

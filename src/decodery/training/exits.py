@@ -21,7 +21,7 @@ from .corpus import Corpus
 from .features import FeatureStore
 from .held_out import HeldOut
 from .loop import History, TrainingPlan, batches, train
-from .tensors import float_tensor
+from .tensors import float_tensor, zeros
 
 HELD = 10
 """One text in so many is held out."""
@@ -155,9 +155,7 @@ def fit_agreement(reading: ExitTexts, out: Path, *, progress: Progress) -> tuple
     agrees = {number: said[number] == reading[number].last[:, None] for number in said}
     share = float(torch.cat([agrees[number].flatten() for number in reading.learned]).float().mean())
     balance = float_tensor([0.5 / max(1 - share, 1e-3), 0.5 / max(share, 1e-3)])
-    classifier = torch.zeros(
-        reading[reading.learned[0]].states.shape[-1] + 1, requires_grad=True, dtype=torch.float32, device="cpu"
-    )
+    classifier = zeros(reading[reading.learned[0]].states.shape[-1] + 1).requires_grad_()
 
     def loss(numbers: Sequence[int]) -> torch.Tensor:
         states = torch.cat([unit(reading[number].states).float().flatten(0, 1) for number in numbers])

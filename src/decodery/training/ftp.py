@@ -269,8 +269,7 @@ def train_ftp(run: Run, corpus: Corpus) -> TokenRouters:
         "as many tokens at random": _Shuffled(schedule),
     }
     facts: dict[str, Any] = {
-        "model": target.name,
-        "command": run.command,
+        **run.facts,
         "recipe": asdict(recipe),
         "losses": {"first": losses[0], "best": min(losses)},
     }

@@ -16,6 +16,7 @@ from decodery.speculative.heads.head import EMBEDDED, BoundHead, Guess
 
 from .corpus import TrainingText
 from .features import FeatureRows
+from .tensors import even
 
 DEPTHS = 5
 """How many tokens ahead a finished head is judged."""
@@ -218,7 +219,7 @@ def drawn(wrong: torch.Tensor, taught: torch.Tensor, share: float, seed: int) ->
         share: From 0 to 1.
     """
     drawn = torch.Generator(device="cpu").manual_seed(seed)
-    random = torch.rand(wrong.shape, generator=drawn, dtype=torch.float32, device="cpu").to(wrong.device)
+    random = even(drawn, *wrong.shape).to(wrong.device)
     places = torch.where(taught, random, torch.inf).argsort(dim=1).argsort(dim=1)
     return (places < (share * wrong.sum(dim=1, keepdim=True)).round()) & taught
 

@@ -23,6 +23,7 @@ from .kind import ARGUMENT, COUNT, Bounded, Data, Run, bounded, kind, option
 from .labelled import LabelledChat, is_labelled, read_chats, reread
 from .ranking import part_of
 from .sae import BehaviourExample, built_in_examples, highest, read_examples, train_sae
+from .tensors import bool_tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +127,7 @@ def evaluated(
         number = layer * trained.facts["heads"] + head
         codes = trained.of(torch.stack([each.rows[0, number].float() for each in test]))
         own = trained.tensors["own"][number, codes]
-        kinds = torch.tensor([each.example.positive for each in test], dtype=torch.bool, device="cpu")
+        kinds = bool_tensor([each.example.positive for each in test])
         listed.append([layer, head, *(round(float(own[kinds == kind].double().mean()), 4) for kind in (True, False))])
     return trained, report | {"heads": listed}
 

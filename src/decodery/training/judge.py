@@ -22,6 +22,7 @@ from .kind import ARGUMENT, Data, Run, kind
 from .loop import History, TrainingPlan, batches, train
 from .mining import HELD_OUT, PLAIN, Examples, Mining, examples, read_questions
 from .ranking import auc, turned
+from .tensors import zeros
 
 JUDGE = "judge.safetensors"
 
@@ -71,8 +72,8 @@ def fit(
         labels = torch.from_numpy(valid).float()
         weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
         parameters = {
-            "weight": torch.zeros(states.shape[1], dtype=torch.float32, device="cpu"),
-            "bias": torch.zeros(1, dtype=torch.float32, device="cpu"),
+            "weight": zeros(states.shape[1]),
+            "bias": zeros(1),
         }
 
         def logits(rows: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from decodery.models.trained.key_channels import KeyChannels
 
 from .kind import Run, kind
 from .kind_data import TextFiles
+from .tensors import zeros
 
 
 class Sizes(AttentionPolicy):
@@ -24,11 +25,9 @@ class Sizes(AttentionPolicy):
 
     def __init__(self, model: LanguageModel) -> None:
         config = model.config
-        self.queries = torch.zeros(
-            config.num_layers, config.num_heads, config.head_dim, dtype=torch.float64, device="cpu"
-        )
-        self.keys = torch.zeros(
-            config.num_layers, config.num_kv_heads, config.head_dim, dtype=torch.float64, device="cpu"
+        self.queries, self.keys = (
+            zeros(config.num_layers, heads, config.head_dim).double()
+            for heads in (config.num_heads, config.num_kv_heads)
         )
 
     def select(self, attention: Attention) -> None:

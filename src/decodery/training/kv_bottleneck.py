@@ -83,9 +83,7 @@ def quantized(states: torch.Tensor, recipe: KeyRecipe) -> tuple[torch.Tensor, to
     for _ in range(recipe.epochs):
         for batch in rows[torch.randperm(len(rows), generator=chance, device="cpu")].split(_BATCH):
             place = (nearest(batch, keys) + books * recipe.keys).flatten()
-            found = zeros(keys[..., 0].numel()).index_add_(
-                0, place, torch.ones(len(place), dtype=torch.float32, device="cpu")
-            )
+            found = zeros(keys[..., 0].numel()).index_add_(0, place, zeros(len(place)) + 1)
             total = zeros(len(found), recipe.dim).index_add_(0, place, batch.flatten(0, 1))
             counts = recipe.decay * counts + (1 - recipe.decay) * found.view_as(counts)
             sums = recipe.decay * sums + (1 - recipe.decay) * total.view_as(sums)

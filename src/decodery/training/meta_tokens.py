@@ -19,6 +19,7 @@ from decodery.models.trained.meta_tokens import MetaTokens, feature, library, mi
 from .kind import COUNT, POSITIVE, Run, bounded, kind, option
 from .kind_data import TextFiles
 from .one_by_one import COLD, CoolingRecipe, PartTrainee, from_pieces
+from .tensors import even
 from .traced import TracedCache
 
 
@@ -96,10 +97,8 @@ class MetaTokenTrainee(PartTrainee[Sequence[int], MetaTokens, MetaRecipe]):
         if step is None:
             return mixture(self.tensors, shown, recipe.sparse, None, 1.0)
         draws = torch.Generator().manual_seed(nth_seed(recipe.seed, step))
-        even = torch.rand(recipe.tokens, recipe.library, generator=draws, dtype=torch.float32, device="cpu").clamp(
-            1e-6, 1 - 1e-6
-        )
-        noise = -(-even.log()).log().to(shown.device)
+        drawn = even(draws, recipe.tokens, recipe.library).clamp(1e-6, 1 - 1e-6)
+        noise = -(-drawn.log()).log().to(shown.device)
         return mixture(self.tensors, shown, recipe.sparse, noise, recipe.temperature(step))
 
     def divergence(self, tokens: Sequence[int], mixed: torch.Tensor) -> torch.Tensor:

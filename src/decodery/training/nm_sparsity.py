@@ -18,7 +18,7 @@ from decodery.models.torch.weights import Dense
 
 from .kind import Run, kind, option
 from .kind_data import OwnTexts
-from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, copied
+from .remade import COPY_READY, CopyRecipe, Remaking, TrainedForm, TrainingProgress, WholeForm, copied
 
 Schedule = Literal["linear", "exponential", "structure", "sr-ste"]
 
@@ -81,18 +81,15 @@ class SparseRemaking(Remaking):
         return Sparse(whole, self, progress_made)
 
 
-class Sparse(TrainedForm):
+class Sparse(WholeForm):
     """One such layer, whose weights are all kept until the end."""
 
     def __init__(self, whole: Dense, remaking: SparseRemaking, progress_made: TrainingProgress) -> None:
-        self.whole, self._remaking, self._progress_made = whole, remaking, progress_made
-
-    @property
-    def parameters(self) -> Mapping[str, torch.Tensor]:
-        return {"weight": self.whole.weight}
+        super().__init__(whole, progress_made)
+        self._remaking = remaking
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        remaking, done = self._remaking, self._progress_made.done
+        remaking, done = self._remaking, self.progress_made.done
         weight = self.whole.weight
         others = ~strongest(weight.detach().abs(), remaking.kept(done), remaking.m)
         factor = torch.where(others, remaking.left(done), 1.0).to(weight.dtype)

@@ -62,6 +62,17 @@ class TrainedForm(Contract):
         """What it has become."""
 
 
+class WholeForm(TrainedForm):
+    """A linear layer that learns as it is, and is made into another form in each pass."""
+
+    def __init__(self, whole: Dense, progress_made: TrainingProgress) -> None:
+        self.whole, self.progress_made = whole, progress_made
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return {"weight": self.whole.weight}
+
+
 @dataclass(frozen=True)
 class Remaking(Contract):
     """How a form is learned. Fields are settings."""

@@ -28,7 +28,7 @@ from .kind import ARGUMENT, PLAIN, Data, Run, kind, option
 from .loop import content, even_plan
 from .loop import train as learn
 from .ranking import interval, ranked
-from .tensors import float_tensor, int_tensor
+from .tensors import bool_tensor, float_tensor, int_tensor
 from .value import states_of
 
 _INNER, _LR = 32, 1e-2
@@ -87,7 +87,7 @@ def decisions(
         raise SettingsError("a router has no step to learn from: give prompts whose steps the scorer can judge")
     return Decisions(
         torch.stack(states),
-        torch.tensor(escalated, dtype=torch.bool, device="cpu"),
+        bool_tensor(escalated),
         float_tensor(advantage),
         int_tensor(texts),
     )

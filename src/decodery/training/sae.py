@@ -18,7 +18,7 @@ from decodery.monitors.sae import HeadCodes
 from .evaluation import ALONE, MonitorContext
 from .lines import read_labelled
 from .loop import content, drawn, even_plan, train
-from .tensors import int_tensor, normal, zeros
+from .tensors import bool_tensor, int_tensor, normal, zeros
 
 _NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
 _ROWS = 1024
@@ -105,14 +105,14 @@ def train_sae(
             on the highest score of each, or without them on that of the example's own row.
         top: Heads that the threshold is for, and pairs of heads that `facts` list as edges.
     """
-    labels = torch.tensor(list(positive), dtype=torch.bool, device="cpu")
+    labels = bool_tensor(list(positive))
     of = list(range(len(labels))) if groups is None else list(groups)
     kinds: dict[Any, set[bool]] = {}
     for group, label in zip(of, labels.tolist(), strict=True):
         kinds.setdefault(group, set()).add(label)
     # Every other group of those with the behaviour, of those without it, and of those with both kinds.
     known = {each for some in ({True}, {False}, {True, False}) for each in [g for g in kinds if kinds[g] == some][::2]}
-    learned = torch.tensor([group in known for group in of], dtype=torch.bool, device="cpu")
+    learned = bool_tensor([group in known for group in of])
     if any(len(set(labels[half].tolist())) < 2 for half in (learned, ~learned)):
         raise SettingsError("a behaviour needs at least two groups of examples with it and two without it")
     tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed, context)

@@ -83,9 +83,8 @@ def train_sec(run: Run, corpus: Corpus) -> ExitHeads:
     mixed = _shuffled(taught, reading.learned, recipe.seed)
     control = _train_classifier(reading, mixed, recipe, out / "control", progress, "training the control")
     facts: dict[str, Any] = {
-        "model": target.name,
+        **run.facts,
         "vocabulary": target.model.config.vocabulary,
-        "command": run.command,
         "texts": len(corpus),
         "steps": history.step,
         "layers": [*checks.layers, target.model.config.num_layers],
@@ -179,9 +178,7 @@ def _train_classifier(
     checks = len(reading.checks)
     share = torch.arange(1, checks + 1, dtype=torch.float32, device="cpu")
     share /= share.sum()
-    classifier = torch.zeros(
-        3, reading[reading.learned[0]].states.shape[-1], requires_grad=True, dtype=torch.float32, device="cpu"
-    )
+    classifier = zeros(3, reading[reading.learned[0]].states.shape[-1]).requires_grad_()
 
     def loss(numbers: Sequence[int]) -> torch.Tensor:
         states = torch.cat([unit(reading[number].states).float() for number in numbers])

@@ -17,7 +17,7 @@ from decodery.monitors.factcheckmate import SITE, Shift
 from .activations import Answered
 from .evaluation import ALONE, MonitorContext
 from .loop import content, drawn, even_plan, train
-from .tensors import int_tensor, mlp, through
+from .tensors import bool_tensor, int_tensor, mlp, through
 
 _INNER, _BATCH, _APART = 256, 64, 0.1
 _STEPS, _LR = 400, 1e-3
@@ -107,5 +107,5 @@ def _taught(lm: LLM, answers: Ordered[Answered], chat: bool, progress: Progress)
     return _Taught(
         torch.cat(states),
         int_tensor(tokens),
-        torch.tensor(wrong, dtype=torch.bool, device="cpu"),
+        bool_tensor(wrong),
     )

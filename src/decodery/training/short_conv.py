@@ -11,6 +11,8 @@ from decodery.models.config import ShortConv
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 
+from .tensors import even
+
 PARTS = ("short_in", "short_out", "short_static")
 
 
@@ -36,9 +38,7 @@ def with_short_convolutions(model: Transformer, shape: ShortConv, seed: int = 0)
     layers = []
     for layer in model.weights.layers:
         # As linear layers begin, so that the first step of the outputs already knows rows apart.
-        first = (
-            2 * torch.rand(3 * shape.rank, hidden, generator=chance, dtype=torch.float32, device="cpu") - 1
-        ) * hidden**-0.5
+        first = (2 * even(chance, 3 * shape.rank, hidden) - 1) * hidden**-0.5
         zeros = [like.new_zeros(rows, width) for rows in (shape.rank * shape.kernel, shape.kernel)]
         layers.append(replace(layer, **dict(zip(PARTS, (first.to(like), *zeros), strict=True))))
     return Transformer(replace(config, short_conv=shape), replace(model.weights, layers=layers))

@@ -22,6 +22,7 @@ from .kind import ARGUMENT, COUNT, NON_NEGATIVE, Bounded, Data, Run, bounded, ki
 from .kind_data import validation
 from .loop import TrainingPlan, batches, content
 from .programs import MOST_TOKENS, LabelledProgram, ProgramPair, built_in_pairs, programs_of, read_pairs
+from .tensors import even
 from .traced import TracedCache, differentiable
 
 CONTROLS = ("secure", "unsafe")
@@ -106,11 +107,7 @@ class SVENTrainee:
         if step is None or share == 0:
             return parameters
         generator = torch.Generator().manual_seed(nth_seed(self.recipe.seed * 1_000_003, step))
-        masks = [
-            (torch.rand(each.shape, generator=generator, dtype=torch.float32, device="cpu") >= share).to(each)
-            / (1 - share)
-            for each in parameters
-        ]
+        masks = [(even(generator, *each.shape) >= share).to(each) / (1 - share) for each in parameters]
         return [each * mask for each, mask in zip(parameters, masks, strict=True)]
 
     def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[SVENLosses]:

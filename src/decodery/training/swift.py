@@ -101,8 +101,7 @@ def find_skips(run: Run, corpus: Corpus) -> SkipSet:
         run.progress("trying sets", done, recipe.proposals)
     after = search.matchness, held.matchness(search.skip)
     facts: dict[str, Any] = {
-        "model": target.name,
-        "command": run.command,
+        **run.facts,
         "recipe": asdict(recipe),
         "skipped": sorted(search.skip),
         "kept": sublayers(LayerPlan(skip=search.skip), layers) / (2 * layers),

@@ -19,9 +19,19 @@ def normal(draws: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=draws, dtype=torch.float32, device="cpu")
 
 
+def even(draws: torch.Generator, *shape: int) -> torch.Tensor:
+    """Numbers from 0 to 1, in float32."""
+    return torch.rand(shape, generator=draws, dtype=torch.float32, device="cpu")
+
+
 def int_tensor(values: Sequence[Any]) -> torch.Tensor:
     """Integers in int64."""
     return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def bool_tensor(values: Sequence[Any]) -> torch.Tensor:
+    """Whether each holds."""
+    return torch.tensor(values, dtype=torch.bool, device="cpu")
 
 
 def float_tensor(values: Sequence[Any]) -> torch.Tensor:

@@ -46,10 +46,7 @@ def fit_value(
     if ridge < 0 or not 0 <= tap <= model.config.num_layers:
         raise SettingsError(f"a value head needs ridge >= 0 and a layer to tap between 0 and {model.config.num_layers}")
     size = model.config.hidden_size + 1
-    moments, targets = (
-        torch.zeros(size, size, dtype=torch.float64, device="cpu"),
-        torch.zeros(size, dtype=torch.float64, device="cpu"),
-    )
+    moments, targets = zeros(size, size).double(), zeros(size).double()
     for prompt, output, value in judged:
         states = torch.nn.functional.pad(states_of(model, prompt, output, tap), (0, 1), value=1.0)
         if not len(states):
