@@ -84,10 +84,7 @@ class S2FTRemaking(Remaking):
     def form(self, name: str, whole: Dense, progress_made: TrainingProgress) -> TrainedForm:
         assert self.config is not None
         _, layer, kind = name.split(".")
-        shares = {
-            "output": (self.heads, self.config.num_heads),
-            "down": (self.channels, self.config.intermediate_size),
-        }
+        shares = {"output": (self.heads, self.config.num_heads), "down": (self.channels, self.config.intermediate_size)}
         share, groups = shares.get(kind, (0.0, 1))
         if not share:
             return AdaptedLinear(whole, None)

@@ -114,10 +114,7 @@ def written(
         if not path.is_file():
             requests = [
                 Request(
-                    [model.config.start_id],
-                    logits_source=Reads(tuple(each)),
-                    max_new_tokens=most,
-                    eos_ids=tuple(ends),
+                    [model.config.start_id], logits_source=Reads(tuple(each)), max_new_tokens=most, eos_ids=tuple(ends)
                 )
                 for each in shard
             ]
@@ -128,11 +125,7 @@ def written(
                 sizes += [len(seq.generated) for seq in run]
                 tokens += [token for seq in run for token in seq.generated]
             made_of = {"tokens": tokens, "sizes": sizes}
-            keep(
-                path,
-                {name: int_tensor(each) for name, each in made_of.items()},
-                key,
-            )
+            keep(path, {name: int_tensor(each) for name, each in made_of.items()}, key)
         with kept(path, key) as (found, _):
             texts = found["tokens"].split(found["sizes"].tolist())
         pairs += zip(shard, [each.tolist() for each in texts], strict=True)

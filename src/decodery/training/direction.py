@@ -133,10 +133,7 @@ def trial(train: Callable[..., Probe]) -> Evaluation[ReadStatement, Probe]:
         label=lambda each: each.statement.label,
         group=lambda each: each.statement.group,
         relabel=lambda one, other: replace(one, statement=replace(one.statement, label=other.statement.label)),
-        baselines={
-            "length": lambda each: each.tokens,
-            "mean log-probability": lambda each: each.doubt,
-        },
+        baselines={"length": lambda each: each.tokens, "mean log-probability": lambda each: each.doubt},
         words=lambda each: each.statement.text,
     )
 
@@ -185,12 +182,7 @@ def best_axis(
 
 @one_thread()
 def axis_of(
-    rows: torch.Tensor,
-    labels: Ordered[bool],
-    kind: str,
-    site: str,
-    seed: int = 0,
-    context: MonitorContext = ALONE,
+    rows: torch.Tensor, labels: Ordered[bool], kind: str, site: str, seed: int = 0, context: MonitorContext = ALONE
 ) -> Probe:
     """A direction of rows [n, width], as a probe whose logit is the standardised projection.
 

@@ -268,11 +268,7 @@ def train_ftp(run: Run, corpus: Corpus) -> TokenRouters:
         "static, scheduled": routers,
         "as many tokens at random": _Shuffled(schedule),
     }
-    facts: dict[str, Any] = {
-        **run.facts,
-        "recipe": asdict(recipe),
-        "losses": {"first": losses[0], "best": min(losses)},
-    }
+    facts: dict[str, Any] = {**run.facts, "recipe": asdict(recipe), "losses": {"first": losses[0], "best": min(losses)}}
     if recipe.steps:
         routers = TokenRouters.initial(schedule, recipe.width, recipe.seed)
         history = train_routers(learning, routers, learned, known.choosing, out / "training", recipe, progress)

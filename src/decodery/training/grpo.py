@@ -83,10 +83,7 @@ def _normalised(values: np.ndarray) -> np.ndarray:
 
 
 def train_grpo(
-    run: Run,
-    prompts: Sequence[str],
-    reward: Callable[[int, Sequence[Text]], Sequence[float]],
-    rewarded: object = None,
+    run: Run, prompts: Sequence[str], reward: Callable[[int, Sequence[Text]], Sequence[float]], rewarded: object = None
 ) -> dict[str, Any]:
     """Train an adapter on rewards of the model's own texts and leave it in the folder of a run.
 

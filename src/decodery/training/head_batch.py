@@ -115,13 +115,7 @@ def _end(each: FeatureRows, most: int) -> FeatureRows:
 
 
 def distance(
-    head: BoundHead,
-    guesses: list[Guess],
-    training_batch: Taught,
-    decay: float,
-    loss: str = "kl",
-    *,
-    sure: bool = False,
+    head: BoundHead, guesses: list[Guess], training_batch: Taught, decay: float, loss: str = "kl", *, sure: bool = False
 ) -> torch.Tensor:
     """The mean distance of guesses from the target's distributions, steps weighted by `decay`.
 

@@ -139,11 +139,7 @@ def hyperfit(run: Run, corpus: Corpus) -> dict[str, Any]:
 
     after = tested(change.model)
     after["known"] = history.metrics[str(history.best_step)]["known"]
-    report = known.report(
-        after,
-        {"before": tested(original)},
-        control=tested(mixed.change().model),
-    )
+    report = known.report(after, {"before": tested(original)}, control=tested(mixed.change().model))
     write(out, change.model, reported(original, [(f"{recipe}", change)]), target)
     Citations.of([text.tokens for text in learned]).save(out / Citations.FILE)
     return report

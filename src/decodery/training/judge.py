@@ -71,10 +71,7 @@ def fit(
         """The logits of rows, after training on labels of the learned ones."""
         labels = torch.from_numpy(valid).float()
         weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
-        parameters = {
-            "weight": zeros(states.shape[1]),
-            "bias": zeros(1),
-        }
+        parameters = {"weight": zeros(states.shape[1]), "bias": zeros(1)}
 
         def logits(rows: torch.Tensor) -> torch.Tensor:
             return rows @ parameters["weight"] + parameters["bias"]

@@ -84,12 +84,7 @@ class StepExamples:
     prompts: list[str] = field(default_factory=list)
 
     def add(
-        self,
-        states: torch.Tensor,
-        labels: Sequence[float],
-        places: Sequence[int],
-        doubts: Sequence[float],
-        prompt: str,
+        self, states: torch.Tensor, labels: Sequence[float], places: Sequence[int], doubts: Sequence[float], prompt: str
     ) -> None:
         """Those of a text.
 

@@ -57,11 +57,7 @@ class Decisions:
 
 
 def decisions(
-    engine: Engine,
-    second: LanguageModel,
-    requests: Ordered[Request],
-    *,
-    progress: Progress = silent,
+    engine: Engine, second: LanguageModel, requests: Ordered[Request], *, progress: Progress = silent
 ) -> Decisions:
     """Those of texts that the oracle of `arbitrage` has written.
 
@@ -85,12 +81,7 @@ def decisions(
         progress("writing steps with both models", number + 1, len(requests))
     if not states:
         raise SettingsError("a router has no step to learn from: give prompts whose steps the scorer can judge")
-    return Decisions(
-        torch.stack(states),
-        bool_tensor(escalated),
-        float_tensor(advantage),
-        int_tensor(texts),
-    )
+    return Decisions(torch.stack(states), bool_tensor(escalated), float_tensor(advantage), int_tensor(texts))
 
 
 def fit_router(

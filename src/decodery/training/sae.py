@@ -173,25 +173,14 @@ def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch
 
 @one_thread()
 def _encoder(
-    rows: torch.Tensor,
-    features: int,
-    sparsity: float,
-    steps: int,
-    lr: float,
-    seed: int,
-    context: MonitorContext,
+    rows: torch.Tensor, features: int, sparsity: float, steps: int, lr: float, seed: int, context: MonitorContext
 ) -> dict[str, torch.Tensor]:
     """The encoder's tensors. rows: [n, dim] float32."""
     mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
     whole = (rows - mean) / scale
     draws = torch.Generator().manual_seed(seed)
     weight = normal(draws, features, rows.shape[1]) / rows.shape[1] ** 0.5
-    tensors = {
-        "weight": weight,
-        "bias": zeros(features),
-        "out": weight.T.clone(),
-        "shift": torch.zeros_like(mean),
-    }
+    tensors = {"weight": weight, "bias": zeros(features), "out": weight.T.clone(), "shift": torch.zeros_like(mean)}
 
     def loss(step: int) -> torch.Tensor:
         # All heads of a large model on all examples are tens of thousands of rows.

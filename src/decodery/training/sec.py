@@ -116,10 +116,7 @@ def _train_heads(
     """Corrections that begin as none, by the sum of the checks' cross-entropies; the classifier knows nothing yet."""
     hidden, count, generator = model.config.hidden_size, len(reading.checks), torch.Generator().manual_seed(recipe.seed)
     down = (normal(generator, count, recipe.rank, hidden) / hidden**0.5).to(model.device)
-    learned = {
-        "down": down,
-        "up": torch.zeros(count, hidden, recipe.rank, device=model.device, dtype=torch.float32),
-    }
+    learned = {"down": down, "up": torch.zeros(count, hidden, recipe.rank, device=model.device, dtype=torch.float32)}
     tokens, place = _outputs(reading, recipe.outputs, model.vocab_size, generator)
     project = model.projection(tokens.to(model.device))
 

@@ -33,12 +33,7 @@ class _Taught:
 
 
 def train_shift(
-    lm: LLM,
-    answers: Ordered[Answered],
-    *,
-    chat: bool = False,
-    seed: int = 0,
-    context: MonitorContext = ALONE,
+    lm: LLM, answers: Ordered[Answered], *, chat: bool = False, seed: int = 0, context: MonitorContext = ALONE
 ) -> Shift:
     """The MLP, of three layers, that makes right answers more likely where the model was wrong.
 
@@ -104,8 +99,4 @@ def _taught(lm: LLM, answers: Ordered[Answered], chat: bool, progress: Progress)
         progress("reading right answers", number + 1, len(answers))
     if not states:
         raise SettingsError("a shift has nothing to learn from: no answer begins where its prompt ends")
-    return _Taught(
-        torch.cat(states),
-        int_tensor(tokens),
-        bool_tensor(wrong),
-    )
+    return _Taught(torch.cat(states), int_tensor(tokens), bool_tensor(wrong))
