@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
+import numpy as np
 import torch
 
-from decodery.models.cache.page_pool import MappedPool, PagePool, TensorPool
+from decodery.models.cache.page_pool import SLOTS, MappedPool, PagePool, TensorPool
 from decodery.models.protocol import LanguageModel
 from decodery.models.step_arrays import StepArrays
 from decodery.models.tokenizers.vocabularies import Padding
@@ -65,6 +66,7 @@ class ArrayBatch:
         self._make: Callable[[Padding | None], StepArrays | None] | None = None
         self._processors_of: ProcessorsOf = native_processors
         self._pool: type[PagePool] = MappedPool
+        schedule.memory.known_due = self._due
         if DeviceSteps.serves(model):
             self._make, self._processors_of, self._pool = self._on_device, batched_processors, TensorPool
         elif (native := getattr(type(model), "array_steps", None)) is not None:
@@ -86,6 +88,15 @@ class ArrayBatch:
     def runs(self) -> list[SchedulerEntry]:
         """The tasks that these texts are."""
         return [text.run for text in self._texts]
+
+    def _due(self) -> dict[int, int]:
+        """Bytes that the next step of each text takes, by the id of its task; of none where texts were changed."""
+        steps, texts = self._steps, self._texts
+        if steps is None or not texts or False in as_left(texts):
+            return {}
+        rows = np.maximum(steps.next[: len(texts)] - steps.ends[: len(texts)], 0)
+        pages = (-(-rows // SLOTS)).tolist()
+        return {id(text.run): count * text.page_bytes for text, count in zip(texts, pages, strict=True)}
 
     @in_plain_state
     def gather(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ordered
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from decodery.core.errors import OutOfMemory
 from decodery.models.cache.account import resident, resident_beside
+from decodery.models.cache.cache import KVCache
 from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.step.sequence import Sequence
 
@@ -24,6 +26,7 @@ class MemoryBudget:
 
     Attributes:
         limit: What pages of all tasks, of their drafters and of what is kept may take; None for no bound.
+        known_due: Gives the bytes that the next steps of some tasks take, by their ids: those that need no look.
 
     Args:
         most: Bytes of all, None for no bound.
@@ -34,6 +37,7 @@ class MemoryBudget:
 
     def __init__(self, most: int | None, owner_part: float, prefixes: PrefixCache | None, chunk: int) -> None:
         self.limit = None if most is None else MemoryLimit(most, self._give_back)
+        self.known_due: Callable[[], Mapping[int, int]] = dict
         self._prefixes = prefixes
         self._counted: Ordered[SchedulerEntry] = ()
         self._own = None if most is None else int(most * owner_part)
@@ -90,7 +94,7 @@ class MemoryBudget:
         """Count what tasks hold outside of pages, and what is kept for later texts."""
         if self.limit is None:
             return
-        stored = [cache for run in runs if _holds_beside(run) for cache in caches(run)]
+        stored = [cache for run in _storing(runs) for cache in caches(run)]
         kept = {} if self._prefixes is None else self._prefixes.states
         self.limit.beside = resident_beside(stored, kept) + _beside(runs)
         self._counted = runs
@@ -165,7 +169,11 @@ class MemoryBudget:
 
     def _due(self, runs: Ordered[SchedulerEntry]) -> int:
         """Bytes that tasks take for what they read next."""
-        return sum(self._missing(run.task) if isinstance(run.task, Sequence) else self.needed(run) for run in runs)
+        known = self.known_due()
+        return sum([known[key] if (key := id(run)) in known else self._due_of(run) for run in runs])
+
+    def _due_of(self, run: SchedulerEntry) -> int:
+        return self._missing(run.task) if isinstance(run.task, Sequence) else self.needed(run)
 
     def _missing(self, seq: Sequence) -> int:
         """Bytes of its tokens, and of a step with its largest draft, that a text has not taken yet."""
@@ -177,7 +185,7 @@ class MemoryBudget:
 
     def _surely(self, runs: Ordered[SchedulerEntry], more: int, most: int) -> bool:
         """Whether it fits if all pages were theirs, which is known without looking at each text."""
-        if self.limit is None or any(_holds_beside(run) for run in runs):
+        if self.limit is None or _storing(runs):
             return False
         return self.limit.used + self._due(runs) + more <= most
 
@@ -189,8 +197,8 @@ def _awaited(task: CoroutineTask[Any]) -> int:
 
 def _beside(runs: Ordered[SchedulerEntry]) -> int:
     """Bytes that tasks hold of results of earlier passes."""
-    tasks = [run.task for run in runs if isinstance(run.task, CoroutineTask)]
-    return sum(task.memory.bytes for task in tasks if task.memory is not None)
+    tasks = [run.task for run in runs if type(run.task) is not Sequence]
+    return sum(task.memory.bytes for task in tasks if isinstance(task, CoroutineTask) and task.memory is not None)
 
 
 def _tokens(seq: Sequence) -> int:
@@ -201,11 +209,26 @@ def _tokens(seq: Sequence) -> int:
     return max(len(seq.tokens), min(last, seq.request.model.config.max_positions))
 
 
-def _holds_beside(run: SchedulerEntry) -> bool:
-    """Whether caches hold something beside pages: recurrent states, an encoder's memory or what a policy keeps.
+def _storing(runs: Ordered[SchedulerEntry]) -> list[SchedulerEntry]:
+    """Tasks whose caches hold something beside pages: recurrent states, an encoder's memory or what a policy keeps.
 
-    The branches of a search are alike in this.
+    Most texts hold nothing, which shows without a call for each.
     """
+    return [
+        run
+        for run in runs
+        if not (
+            type(run.task) is Sequence
+            and type(cache := run.task.cache) is KVCache
+            and cache.policy is cache.memory is cache.states.memory is cache.states.tentative is None
+            and not cache.states.known
+        )
+        and _stores(run)
+    ]
+
+
+def _stores(run: SchedulerEntry) -> bool:
+    """Whether its caches hold something beside pages; the branches of a search are alike in this."""
     seq = run.task if isinstance(run.task, Sequence) else next(iter(run.branches.values()), None)
     return seq is not None and any(
         cache.policy is not None or cache.memory is not None or cache.states.bytes > 0 for cache in caches_of(seq)

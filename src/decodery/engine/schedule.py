@@ -123,7 +123,7 @@ class Schedule:
             return False
         if self._refused is None or self._refused[0] != self.changes or (self.memory.used or 0) < self._refused[1]:
             return True
-        if any(run.task.finished for run in self._waiting):
+        if [run for run in self._waiting if run.task.finished]:
             return True
         # What each owner holds takes longer than a step.
         self._asked += 1
@@ -187,7 +187,8 @@ class Schedule:
         self._made_room = False
         self.leave()
         self._give_back()
-        self._admit()
+        if self.admits:
+            self._admit()
         begins = [run for run in self.active if run.coroutine is None and self._ready(run)]
         reading = [isinstance(run.task, Sequence) and reads(run.task) for run in begins]
         readers = [run for run, each in zip(begins, reading, strict=True) if each]

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from count_calls import counted_calls
+from decodery.engine.array_batch import ArrayBatch
 from decodery.engine.engine import Engine
 from decodery.engine.memory import MemoryBudget
 from decodery.engine.prefixes import PrefixCache
@@ -14,6 +15,7 @@ from decodery.engine.request import Request
 from decodery.engine.schedule import Limits, Schedule
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.open_rows import OpenRows
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer, to_int8
 
@@ -123,6 +125,45 @@ def test_no_pages_are_taken_before_they_are_needed() -> None:
         assert engine.held_bytes == sum(text.cache.capacity for text in texts) * SLOT
         # What a text has held at most is known of each by itself.
         assert all(text.trace.ledger.bytes == text.cache.bytes for text in texts)
+
+
+def calls_beside_a_prompt(limits: Limits | None, waiting: int = 0) -> float:
+    """Calls in a step of 64 texts beside one that reads, and so many that wait for memory."""
+    engine = Engine(MODEL, limits=limits, prefill_chunk=32)
+    texts = [engine.submit(Request([5] * 16, max_new_tokens=100)) for _ in range(64)]
+    while any(text.position < 4 for text in texts):
+        engine.step()
+    for length in [850, *[1020] * waiting]:
+        engine.submit(Request([9] * length, max_new_tokens=2))
+    engine.step()
+    engine.step()
+    assert len(engine._arrays) == 64 and engine.running == 65 and engine.waiting == waiting
+    return counted_calls(engine.step, 16)
+
+
+def test_beside_a_prompt_a_limit_adds_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What texts in arrays take next is known without a look at each, and tasks that were refused are not looked at."""
+    limits = Limits(cache_bytes=(64 * 48 + 800) * SLOT)
+    free = calls_beside_a_prompt(None)
+    assert calls_beside_a_prompt(limits, waiting=8) <= 1.5 * free
+    # Wrong: each text is looked at.
+    monkeypatch.setattr(ArrayBatch, "_due", lambda batch: {})
+    assert calls_beside_a_prompt(limits, waiting=8) > 2 * free
+
+
+def test_what_texts_in_arrays_take_next_is_what_they_lack() -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=TEXTS * 400 * SLOT))
+    texts = writing(engine)
+    drafted = {"drafter": PromptLookup(), "max_draft_tokens": 20}
+    texts += [engine.submit(Request([5, 6] * 9, max_new_tokens=30 + length, **drafted)) for length in range(3)]
+    lacking = 0
+    while any(not text.finished for text in texts):
+        memory, known = engine._schedule.memory, engine._arrays._due()
+        due = {id(run): memory._due_of(run) for run in engine._schedule.runs}
+        assert known == {key: due[key] for key in known}
+        lacking += sum(each > 0 for each in known.values())
+        engine.step()
+    assert lacking > TEXTS
 
 
 def full(engine: Engine) -> Sequence:
