@@ -115,9 +115,10 @@ class MemoryBudget:
 
     def fits_owner(self, own: Ordered[SchedulerEntry], run: SchedulerEntry) -> bool:
         """Whether a task fits beside those of its owner."""
-        if self._own is None or not self._shared or self._surely(own, self.needed(run), self._own):
+        if self._own is None or not self._shared:
             return True
-        return self.held(own) + self.needed(run) <= self._own
+        needed = self.needed(run) if own else self.least(run)
+        return self._surely(own, needed, self._own) or self.held(own) + needed <= self._own
 
     def too_large(self, runs: Ordered[SchedulerEntry]) -> str | None:
         """The owner whose tasks hold more than one owner may; None where there is none."""
@@ -136,8 +137,8 @@ class MemoryBudget:
     def require_possible(self, run: SchedulerEntry) -> None:
         """Raise OutOfMemory for a task that would not fit alone."""
         bounded = self._shared or isinstance(run.task, Sequence) or run.task.memory is not None
-        if self._own is not None and self.needed(run) > self._own and bounded:
-            raise self.refusal(run, self.needed(run))
+        if self._own is not None and bounded and (least := self.least(run)) > self._own:
+            raise self.refusal(run, least)
 
     def refusal(self, run: SchedulerEntry, bytes_: int) -> OutOfMemory:
         """The error of a task that needs so many bytes."""
@@ -161,11 +162,18 @@ class MemoryBudget:
     def needed(self, run: SchedulerEntry) -> int:
         """Bytes that a task which waits will take at once.
 
-        Of a text what reading its tokens takes; where it must not stop, all that it will write counts, too.
+        Of a text what reading its tokens takes, also for its drafter; where it must not stop, all that it will write
+        counts, too.
         """
         if isinstance(run.task, Sequence):
             return self._more(run.task, _tokens(run.task))
         return run.owed + _awaited(run.task)
+
+    def least(self, run: SchedulerEntry) -> int:
+        """Bytes without which a task cannot go on: a text can without drafts."""
+        if isinstance(run.task, Sequence):
+            return self._own_more(run.task, _tokens(run.task))
+        return self.needed(run)
 
     def _due(self, runs: Ordered[SchedulerEntry]) -> int:
         """Bytes that tasks take for what they read next."""
@@ -180,6 +188,11 @@ class MemoryBudget:
         return self._more(seq, _tokens(seq) + (0 if reads(seq) else seq.request.most_drafted))
 
     def _more(self, seq: Sequence, tokens: int) -> int:
+        """Bytes that a text and its drafter take until it has so many tokens."""
+        drafter = seq.request.drafter
+        return self._own_more(seq, tokens) + (0 if drafter is None else drafter.more_for(seq, tokens))
+
+    def _own_more(self, seq: Sequence, tokens: int) -> int:
         rows = 1 + seq.request.most_drafted
         return sum(cache.more_for(tokens, rows, self._chunk) for cache in caches_of(seq))
 

@@ -46,7 +46,8 @@ class Limits:
         cache_bytes: Of all keys and values of tasks in progress, of their draft models and of those that are kept for
             later tasks, None for no bound. It is never exceeded. What is kept goes first; then a task that no longer
             fits gives its memory back and is read again later. One that cannot be read again waits until all that it
-            may write fits. A task that needs more than this alone ends with OutOfMemory.
+            may write fits. A text that needs more than this alone goes on without drafts; any task that still does
+            ends with OutOfMemory.
         seconds: That a pass is to take while texts are written, by what earlier ones took; prompts are read in smaller
             chunks for it, down to 16 rows, and searches get fewer rows of a pass that others wait for. None for no
             bound.
@@ -171,7 +172,8 @@ class Schedule:
         if all(each is run or each.stalled for each in self.runs):
             freed = [_guarded(each, partial(_freed, each)) for each in self._waiting]
             if not (self._made_room or any(freed) or self.memory.collect()):
-                return False
+                # It begins its turn anew then.
+                return _without_drafts(run)
         if not withdraw(run):
             return False
         if isinstance(run.task, Sequence) and _holds(run):
@@ -271,7 +273,7 @@ class Schedule:
             fits_owner = self.memory.fits_owner(own, run)
             if not own and not fits_owner:
                 # A search that was put off, and would never be admitted.
-                run.task.fail(self.memory.refusal(run, self.memory.needed(run)))
+                run.task.fail(self.memory.refusal(run, self.memory.least(run)))
                 continue
             if len(own) >= most or (self.runs and run.starved) or not fits_owner:
                 blocked.add(run.owner)
@@ -329,6 +331,8 @@ class Schedule:
             greedy = self.memory.greediest(self.runs) if owner is None else owner
             own = [run for run in self.runs if run.owner == greedy]
             if owner is not None and len(own) == 1:
+                if _without_drafts(own[0]):
+                    continue
                 own[0].task.fail(self.memory.refusal(own[0], self.memory.held(own)))
                 self.leave()
                 continue
@@ -388,6 +392,24 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
 def _holds(run: SchedulerEntry) -> bool:
     """Whether dropping it might free something."""
     return any(cache.bytes for cache in caches(run))
+
+
+def _without_drafts(run: SchedulerEntry) -> bool:
+    """Let a text go on without the models that draft, or without any drafts; False where it has none.
+
+    Drafts change no token.
+    """
+    if not isinstance(run.task, Sequence) or (drafter := run.task.request.drafter) is None:
+        return False
+    seq = run.task
+    run.stop()
+    drafter.forget(seq)
+    if drafter.drops_models(seq):
+        seq.trace.notes.append("there was no memory for a second model: the text goes on with drafts that need none")
+    else:
+        seq.rebind(drafter=None)
+        seq.trace.notes.append("there was no memory for drafts: the text goes on without")
+    return True
 
 
 def _freed(run: SchedulerEntry) -> bool:

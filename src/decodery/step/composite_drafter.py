@@ -38,6 +38,9 @@ class Composite(Drafter):
     def auxiliary_models(self, target: Reader) -> tuple[Reader, ...]:
         return tuple(model for part in self.parts for model in part.auxiliary_models(target))
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        return sum(part.more_for(seq, tokens) for part in self.parts)
+
     def held_rows(self, nodes: int) -> int:
         # Expanding a node takes its logits, copies of them in order and warped, and log-probabilities.
         grown = 4 * (nodes + 1)

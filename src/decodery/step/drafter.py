@@ -247,6 +247,26 @@ class Drafter(Contract):
     def forget(self, seq: Sequence) -> None:
         """Free the caches of other models for this text; they read it again when it is needed."""
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        """Bytes that its caches of other models have yet to take for a text of so many tokens.
+
+        Args:
+            seq: The text.
+            tokens: How many it has, drafted ones included.
+        """
+        return 0
+
+    def drops_models(self, seq: Sequence) -> bool:
+        """Draft without other models from now on; there is no memory for them.
+
+        Args:
+            seq: The text.
+
+        Returns:
+            False where it drafts by these alone, or has dropped them already.
+        """
+        return False
+
     def largest(self) -> int | None:
         """Maximum number of nodes that it drafts in a step, by its settings; None where they set no bound."""
         return None

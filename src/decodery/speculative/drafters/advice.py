@@ -178,6 +178,10 @@ class Advice(Contract):
     def see(self, seq: Sequence, seen: VerificationFeedback) -> None:
         """A pass was scored."""
 
+    def more_for(self, tokens: int) -> int:
+        """Bytes that its caches have yet to take for a text of so many tokens."""
+        return 0
+
     def forget(self) -> None:
         """Give back what can be read again."""
 

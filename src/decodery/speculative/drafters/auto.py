@@ -197,6 +197,15 @@ class Auto(Drafter):
         # Logits of the nodes and of the text's end, and of those who are asked about at a time what comes of them.
         return 0 if self.model is None else nodes + 1 + 3 * TOGETHER
 
+    def drops_models(self, seq: Sequence) -> bool:
+        state: AutoText = seq.states[self]
+        dropped, state.advice, state.unadvised, state.consults = state.advice is not None, None, None, None
+        return dropped
+
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        state: AutoText = seq.states[self]
+        return 0 if state.advice is None else state.advice.more_for(tokens)
+
     def forget(self, seq: Sequence) -> None:
         state: AutoText = seq.states[self]
         if state.advice is not None:

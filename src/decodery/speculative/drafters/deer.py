@@ -183,6 +183,10 @@ class Deer(Drafter):
         del reading.spare[: len(seen.emitted)]
         reading.at += len(seen.emitted)
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        reading: BlockReading = seq.states[self]
+        return reading.cache.more_for(tokens)
+
     def forget(self, seq: Sequence) -> None:
         reading: BlockReading = seq.states[self]
         reading.forget()

@@ -154,6 +154,15 @@ class Follower:
         clone._clear()
         return clone
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has read anything."""
+        return bool(self.tokens)
+
+    def more_for(self, tokens: int) -> int:
+        """Bytes that the cache has yet to take for a text of so many tokens, as far as the model reads it."""
+        return self.cache.more_for(min(tokens, self.model.config.max_positions))
+
     def forget(self) -> None:
         """Give back the cache's memory: all is read again where it is needed."""
         self.cache, self.tokens = self.model.new_cache(), []

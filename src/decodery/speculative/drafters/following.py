@@ -53,6 +53,10 @@ class Following(TreeDrafter):
             reading.ranks = max(reading.ranks, k)
         return (yield from super().most_likely(seq, tree, nodes, k, shaped=shaped))
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        reading = seq.states[self]
+        return reading.more_for(tokens) if isinstance(reading, Follower) else 0
+
     def forget(self, seq: Sequence) -> None:
         reading: Follower = seq.states[self]
         reading.forget()

@@ -100,6 +100,10 @@ class ModelAdvice(Advice):
     def uses(self, seq: Sequence) -> float:
         return max(min(seq.remaining, _AHEAD) / _APART, 1.0)
 
+    def more_for(self, tokens: int) -> int:
+        # Of a text that it was not asked about nothing may ever be read.
+        return self.follower.more_for(tokens - self.start) if self.follower.begun else 0
+
     def forget(self) -> None:
         self.follower.forget()
 

@@ -194,6 +194,10 @@ class Nested(Drafter):
             writing.draw(logits[0])
         return writing.chain
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        reading: NestedReading = seq.states[self]
+        return reading.cache.more_for(tokens)
+
     def forget(self, seq: Sequence) -> None:
         reading: NestedReading = seq.states[self]
         reading.forget()

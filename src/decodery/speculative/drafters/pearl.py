@@ -126,6 +126,11 @@ class Pearl(Drafter):
             return None
         return self._write(seq, ahead, draft, most)
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        ahead: Ahead = seq.states[self]
+        # It writes on while its last draft is checked.
+        return ahead.reading.more_for(tokens + ahead.length)
+
     def forget(self, seq: Sequence) -> None:
         ahead: Ahead = seq.states[self]
         ahead.reading.forget()

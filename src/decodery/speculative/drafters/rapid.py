@@ -158,6 +158,11 @@ class Rapid(Drafter):
                 return tree
             context = sampler.extend(context, token, logits[0])
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        state: _State = seq.states[self]
+        read = tokens - seq.request.prompt_length + len(state.prompt)
+        return 0 if state.reading is None else state.reading.more_for(read)
+
     def forget(self, seq: Sequence) -> None:
         state: _State = seq.states[self]
         if state.reading is not None:

@@ -81,6 +81,14 @@ class SharedReading:
         found = yield from self.reading.follower.after(text, DraftTree(below, tree.parents), nodes)
         return self.shared.translated(found)
 
+    @property
+    def begun(self) -> bool:
+        return self.reading.follower.begun
+
+    def more_for(self, tokens: int) -> int:
+        """See `Follower.more_for`, by the tokens of the text's model."""
+        return self.reading.follower.more_for(tokens)
+
     def forget(self) -> None:
         """Give back the cache's memory: all is read again where it is needed."""
         self.reading.follower.forget()

@@ -70,6 +70,10 @@ class TLI(TreeDrafter):
             )
         return (yield from state.after(seq.tokens, tree, nodes))
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        state: SharedReading = seq.states[self]
+        return state.more_for(tokens)
+
     def forget(self, seq: Sequence) -> None:
         state: SharedReading = seq.states[self]
         state.forget()

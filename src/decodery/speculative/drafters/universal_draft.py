@@ -192,6 +192,10 @@ class UniversalDraft(Drafter):
         found = [id for id in reading.drafted(drafted) if id < seq.request.model.vocab_size]
         return DraftTree.chain(seq.last_token, found[:most])
 
+    def more_for(self, seq: Sequence, tokens: int) -> int:
+        reading: UniversalReading = seq.states[self]
+        return reading.follower.more_for(tokens)
+
     def forget(self, seq: Sequence) -> None:
         reading: UniversalReading = seq.states[self]
         reading.follower.forget()
