@@ -61,6 +61,11 @@ class Reading(OfOneModel):
     def fingerprint(self) -> str:  # type: ignore[override]
         return self.model.fingerprint
 
+    def new_cache(self) -> KVCache:
+        cache = self.model.new_cache()
+        cache.memory_bytes = self.model.memory_bytes(len(self.tokens))
+        return cache
+
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> ForwardCoroutine[ForwardResult]:
         """See `Composed`."""
         assert isinstance(segment.cache, KVCache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,12 @@ from safetensors.torch import load_file, save_file
 import decodery as dc
 from decodery.core.errors import CorruptFile, DecoderyError, PromptError, SettingsError, UnsupportedModel
 from decodery.engine.engine import Engine
+from decodery.engine.preempt import caches
 from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
 from decodery.logits_sources.reads import Reads
 from decodery.models.batch import Segment
+from decodery.models.cache.account import resident
 from decodery.models.loaders.load import load
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.sampling import Sampler
@@ -156,6 +160,36 @@ def test_a_text_goes_on_where_its_memory_was_given_up(tiny: EncoderDecoder) -> N
     engine.preempt(seq)
     engine.run([seq])
     assert seq.generated == whole.generated and seq.trace.ledger.passes["encoder"] == 2
+
+
+def most_held(model: EncoderDecoder, seed: int) -> float:
+    """What pages and sources of random texts take together at most, in parts of a limit that holds a few of them."""
+    chance, texts = random.Random(seed), list[Any]()
+    reading = Reads((1,) * 60).over(model, [256])
+    limit = 2 * reading.new_cache().more_for(40)
+    engine, most = Engine(model, limits=Limits(cache_bytes=limit)), 0
+    for step in range(400):
+        if step < 60 and chance.random() < 0.6:
+            source = Reads(tuple(chance.randrange(1, 200) for _ in range(chance.choice([5, 30, 60]))))
+            texts.append(engine.submit(Request([256], logits_source=source, max_new_tokens=chance.randrange(2, 24))))
+        engine.step()
+        held = resident(cache for run in engine._schedule.runs for cache in caches(run))
+        most = max(most, held)
+        if step >= 60 and all(text.finished for text in texts):
+            break
+    assert all(text.finished and text.error is None for text in texts)
+    return most / limit
+
+
+def test_sources_are_in_the_account_before_they_are_read(tiny: EncoderDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = (reading := Reads(SOURCE).over(tiny, [256])).new_cache()
+    announced = cache.memory_bytes
+    run_sync(score(reading, Segment.chunk([256], cache)))
+    assert cache.memory is not None and cache.memory.bytes == announced
+    assert all(0.6 < most_held(tiny, seed) <= 1 for seed in range(2))
+    # Wrong: they count once they were read.
+    monkeypatch.setattr(EncoderDecoder, "memory_bytes", lambda model, tokens: 0)
+    assert any(most_held(tiny, seed) > 1 for seed in range(2))
 
 
 def test_what_does_not_fit_is_refused(

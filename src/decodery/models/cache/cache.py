@@ -63,6 +63,7 @@ class KVCache:
         losses: Content that only some heads still hold.
         memory: What is remembered of a source that the text is written with in view, where there is one; cutting the
             text leaves it in place.
+        memory_bytes: Bytes of that once it is made, 0 where nothing is known of it.
         states: What layers that keep no keys and values have made of their slots.
     """
 
@@ -90,6 +91,7 @@ class KVCache:
         self.written = np.zeros(layers, dtype=np.int64)
         self.policy: AttentionPolicy | None = None
         self.memory: CrossMemory | None = None
+        self.memory_bytes = 0
         self.states = States()
         self._snapshots: WeakSet[Snapshot] = WeakSet()
         self._first = capacity
@@ -207,7 +209,8 @@ class KVCache:
         pages = self.pages.wanting(np.zeros_like(ends) if evicts else ends, ends + max(slots - self.length, 0))
         chunk = tokens if chunk is None else chunk
         beside = 0 if self.policy is None else self.policy.more_for(self, slots, rows, chunk)
-        return pages * self.pages.pool.page_bytes + beside + self.states.due
+        source = 0 if self.memory is not None else self.memory_bytes
+        return pages * self.pages.pool.page_bytes + beside + self.states.due + source
 
     def expect(self, tokens: int) -> None:
         """Take memory at once for all that is to be read.
@@ -427,7 +430,7 @@ class KVCache:
         clone.tentative = clone.retained = 0
         clone.written = np.zeros_like(self.written)
         clone.policy = None if self.policy is None else self.policy.fork()
-        clone.memory = self.memory
+        clone.memory, clone.memory_bytes = self.memory, self.memory_bytes
         clone.states = self.states.fork()
         clone._snapshots = WeakSet(self._snapshots)
         clone._first, clone._expected = self._first, 0

@@ -301,6 +301,11 @@ class EncoderDecoder:
         config = self.config
         return KVCache(config.num_layers, config.num_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
+    def memory_bytes(self, tokens: int) -> int:
+        """Bytes of what it keeps of a source of so many tokens."""
+        config, layers = self.config, sum(block.cross is not None for block in self.weights.decoder.blocks)
+        return tokens * self.dtype.itemsize * (2 * layers * config.num_heads * config.head_dim + config.hidden_size)
+
     def remembered(self, states: torch.Tensor) -> CrossMemory:
         """What the decoder keeps of an encoder's states [m, hidden]."""
         shape = -1, 2, self.config.num_heads, self.config.head_dim
