@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from decodery.core.errors import OutOfMemory
-from decodery.models.cache import page_pool
+from decodery.models.cache import coded, page_pool
 from decodery.models.cache.account import resident
 from decodery.models.cache.cache import KVCache
 from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.models.cache.page_pool import SLOTS, MappedPool, PagePool, TensorPool, page_bytes
 from decodery.models.cache.pages import PageTable
-from far import Devices
+from far import Devices, Watched
 
 ROW = 8
 
@@ -68,6 +68,22 @@ def test_rows_are_read_where_they_were_written(kind: type[PagePool]) -> None:
     some = np.array([3, 17, 49])
     assert table.take(some, [0]).equal(rows[:1, :, :, some])
     assert table.take(some, [0], 2).equal(rows[:1, :, 2:, some])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, coded.DTYPE])
+def test_rows_that_move_lie_where_they_are_to_and_are_brought_by_one_copy(dtype: torch.dtype) -> None:
+    slots, to, layers = np.array([19, 21, 40, 33]), 17, [0, 2]
+    with Watched() as watched:
+        table = PageTable((3, 2, ROW), dtype, "meta:0")
+        table.own(np.zeros(3, dtype=np.int64), np.full(3, 48))
+        rows = torch.randint(0, 100, (3, 2, 2, 48, ROW)).to(dtype)
+        table.put(0, rows.to("meta:0"))
+        before = watched.uploads
+        table.move(slots, to, layers)
+        assert watched.uploads == before + 1
+        found = table.read(0, 48).to("cpu")
+    rows[layers, ..., to : to + len(slots), :] = rows[layers][..., slots, :]
+    assert torch.equal(found, rows)
 
 
 def test_a_head_that_loses_slots_gives_its_pages_back() -> None:

@@ -139,6 +139,10 @@ class PagePool(Contract):
     def write(self, tables: np.ndarray, slots: range | np.ndarray, rows: torch.Tensor) -> None:
         """Put rows [layers, 2, kv_heads, n, row] into these slots of tables [layers, kv_heads, pages]."""
 
+    def move(self, tables: np.ndarray, slots: np.ndarray, to: int) -> None:
+        """Put the rows of these slots of tables [layers, kv_heads, pages] into those from `to` on."""
+        self.write(tables, range(to, to + len(slots)), self.read(tables, slots))
+
     @abstractmethod
     def copy(self, pages: np.ndarray, to: np.ndarray) -> None:
         """Copy whole pages [n] to others [n]."""
@@ -300,6 +304,16 @@ class TensorPool(PagePool):
         pages, places = self._places(tables, slots)
         with self.still():
             self.put(pages, places, rows.transpose(0, 1))
+
+    def move(self, tables: np.ndarray, slots: np.ndarray, to: int) -> None:
+        # Where rows lie and where they go is brought by one copy.
+        chosen = np.concatenate((slots, np.arange(to, to + len(slots))))
+        pages = tables[:, :, chosen // SLOTS]
+        there = self._index(np.concatenate((pages.reshape(-1), chosen % SLOTS)))
+        places, offsets = there[: pages.size].view(pages.shape), there[pages.size :]
+        n = len(slots)
+        with self.still():
+            self.put(places[..., n:], offsets[n:], self.rows(places[..., :n], offsets[:n]))
 
     @property
     def parts(self) -> tuple[torch.Tensor, ...]:

@@ -99,6 +99,10 @@ class PageTable:
         """Write `data` [layers, 2, kv_heads, m, row] to the slots from `start` on of these layers and heads."""
         self.pool.write(self._tables(layers, head), range(start, start + data.shape[3]), data)
 
+    def move(self, slots: np.ndarray, start: int, layers: Sequence[int]) -> None:
+        """Let the slots from `start` on of these layers be what these slots are, all of which have pages."""
+        self.pool.move(self._tables(layers, None), slots, start)
+
     def own(self, starts: np.ndarray, stops: np.ndarray) -> None:
         """Let slots [start, stop) of every layer be there, and this text's alone to write.
 

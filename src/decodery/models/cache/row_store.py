@@ -85,7 +85,7 @@ class RowStore:
         """Let the rows after `length` slots of layers that are alike be these of them, from the `first` on."""
         whole = [layer for layer in layers if self._lost(layer, length) is None]
         if whole:
-            self.pages.put(length + first, self.pages.take(length + rows[first:], whole), whole)
+            self.pages.move(length + rows[first:], length + first, whole)
         for layer in set(layers).difference(whole):
             for head, start in enumerate(self.head_lengths(np.full(layer + 1, length))[layer].tolist()):
                 moved = self.pages.take(start + rows[first:], [layer], head)
