@@ -38,6 +38,8 @@ class Segment:
         interventions: What changes these rows on their way, in this order where several meet at one hook point.
         chosen: [n] int64 token ids on the model's device that the host does not know, -1 for what may be read as any;
             `tokens` hold no ids then. For models with `Capabilities.chosen`.
+        visible: `mask`, bool on the model's device, where the host does not know it. For models with
+            `Capabilities.visible`, and caches whose content is whole.
     """
 
     positions: np.ndarray
@@ -49,6 +51,7 @@ class Segment:
     retained: int = 0
     interventions: tuple[Intervention, ...] = ()
     chosen: torch.Tensor | None = None
+    visible: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -94,6 +97,8 @@ class Segment:
     def seen(self) -> np.ndarray:
         """`mask`, causal order written out: [n, retained + n] bool."""
         n, shape = len(self), (len(self), self.retained + len(self))
+        if self.visible is not None:
+            raise ValueError("which rows see which is known on the model's device alone: it has to be read there")
         if self.mask is None:
             return np.tri(n, self.retained + n, self.retained, dtype=bool)
         if self.mask.shape != shape:

@@ -26,6 +26,7 @@ class Capabilities:
         exact_rows: A row's result is the same, bit for bit, whatever other rows share the pass.
         states: Takes embeddings or hidden states for rows, and gives the embeddings of tokens, see `EmbeddingModel`.
         chosen: Takes tokens that lie on its device alone, see `Segment.chosen`.
+        visible: Takes masks that lie there alone, too, see `Segment.visible`.
         layer_plans: Enters and leaves at any layer and skips sublayers.
         sites: Names of those that can be read and changed, see `sites.site`.
         interventions: They can be changed, too, before the logits.
@@ -45,6 +46,7 @@ class Capabilities:
     exact_rows: bool = False
     states: bool = False
     chosen: bool = False
+    visible: bool = False
     layer_plans: bool = False
     sites: frozenset[str] = frozenset()
     interventions: bool = True

@@ -377,13 +377,14 @@ def test_a_tree_grows_from_one_pass_to_the_next(most: int, monkeypatch: pytest.M
         cache.keep([0, *tree.path(4), 5])
     assert torch.allclose(*logits, rtol=0, atol=1e-10) and shapes(model) == {(1, 1), *([(1, 8)] if most > 4 else [])}
     Twins(*caches).agree()
-    held = model.new_cache()
-    for first in range(33):
-        grown = Segment(np.array([first]), np.array([7]), cache=held, retained=first)
+    held = [model.new_cache(), other.new_cache()]
+    for first in range(34):
+        chained = [Segment(np.array([first]), np.array([7 + first % 3]), cache=each, retained=first) for each in held]
         model.static = StaticPasses()
-        forward(model, Batch([grown]))
-        # A shape of one row has bits for 32 tentative ones.
-        assert bool(shapes(model)) == (first < 32)
+        found = [forward(each, Batch([own])).logits for each, own in zip((model, other), chained, strict=True)]
+        # A shape of one row has bits for 32 tentative ones, and another one of one row for more.
+        assert model.static is not None and [shape.words for shape in model.static.shapes] == [1 + (first >= 32)]
+        assert torch.allclose(*found, rtol=0, atol=1e-10)
 
 
 def test_padding_leaves_the_pages_of_others_alone() -> None:

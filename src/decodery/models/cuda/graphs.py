@@ -23,7 +23,7 @@ from ..cache.pages import PageTable
 from ..hooks import HookPoint, Hooks
 from ..layer_plan import WHOLE
 from ..torch.paged_rows import kernel_for, serves, windows_of
-from ..torch.row_layout import DraftRows, SegmentRows, TextRows
+from ..torch.row_layout import BITS, DraftRows, SegmentRows, TextRows
 from .captured import Shapes, bucket
 from .static_pass import Choosing, Inputs, Result, Shape, StaticPass, angles
 
@@ -81,8 +81,12 @@ class StaticPasses:
         taps = tuple(sorted(set(hooks.where.values())))
         rows, pages = SegmentRows.of(batch.segments), [cache.pages for cache in caches]
         shape = self._shape(model, pages[0], rows, len(wanted), taps)
-        if shape is None or any(segment.retained + len(segment) > shape.tentative for segment in batch.segments):
+        if shape is None:
             return None
+        words = bucket(-(-int((rows.counts + rows.retained).max()) // BITS))
+        if words > shape.tentative // BITS:
+            # Trees that grow from pass to pass, whose levels are fewer rows than they see.
+            shape = replace(shape, words=words)
         for segment, cache in zip(batch.segments, caches, strict=True):
             cache.reserve(segment.positions, segment.retained)
         tokens = np.concatenate([segment.tokens for segment in batch.segments if segment.tokens is not None])

@@ -54,6 +54,7 @@ class Shape:
         taps: What is read on the way.
         choice: How all rows choose their tokens, None where logits alone are wanted.
         closed: Which tensor of ids is not to be chosen, by its address in Python.
+        words: Of 32 tentative rows each that a text may have at least.
     """
 
     texts: int
@@ -62,11 +63,12 @@ class Shape:
     taps: tuple[HookPoint, ...] = ()
     choice: Choice | None = None
     closed: int = 0
+    words: int = 1
 
     @property
     def tentative(self) -> int:
         """Tentative rows that a text may have at most, those of earlier passes among them."""
-        return max(self.rows // BITS, 1) * BITS
+        return max(self.rows // BITS, self.words) * BITS
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class StaticPass:
                 columns[-1] = np.arange(self.shape.rows)
                 own[-2:] = choosing.nodes
         self._inputs.copy_(host, non_blocking=True)
+        inputs.rows.see_there(self.layout.fields(self._inputs.split(self._sizes)[-1])[4])
         if inputs.batch is not None:
             first = self._sizes[0]
             known = self._inputs[first : first + count]

@@ -103,8 +103,7 @@ class Pass:
     def _pages(self, segment: Segment) -> bool:
         """Whether attention of a segment is computed with that of others."""
         config = self.model.config
-        apart = config.keeps_order or config.head_shapes or config.reused_layers or torch.is_grad_enabled()
-        return not apart and serves(segment, config)
+        return not (apart(config) or torch.is_grad_enabled()) and serves(segment, config)
 
     @cached_property
     def _index(self) -> torch.Tensor:
@@ -191,6 +190,11 @@ class Pass:
             seen = visibility(segment, self.model.config.kv_layer(layer), window)
             self._masks[key] = None if seen is None else to_device(seen, self.model.device)
         return self._masks[key]
+
+
+def apart(config: ModelConfig) -> bool:
+    """Whether a model's attention is computed text by text, whatever the texts are."""
+    return bool(config.keeps_order or config.head_shapes or config.reused_layers)
 
 
 def widened(rows: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -89,9 +89,11 @@ class PagedRows:
         host = np.zeros(size, dtype=np.int32)
         with pool.still():
             places = tables.places([cache.pages for cache in caches])
-        layout.fill(host[: layout.size], SegmentRows.of(segments), places, windows)
+        rows_of_texts = SegmentRows.of(segments)
+        layout.fill(host[: layout.size], rows_of_texts, places, windows)
         host[layout.size :] = np.concatenate([*(rows.reshape(-1) for _, rows in classes), order])
         buffer = torch.from_numpy(host).to(pool.device, non_blocking=True)
+        rows_of_texts.see_there(layout.fields(buffer)[4])
         if not plain:
             return cls(layout, buffer, pool, tables)
         groups, first = [], layout.size
@@ -172,10 +174,12 @@ class PagedRows:
         if (number, kind) not in self._masks:
             slots = torch.arange(group.slots, dtype=torch.int32, device=self.slots.device)
             lengths = self.lengths[group.rows[:, :1]][..., None]
-            own = (slots - lengths).clamp(0, self.layout.words * BITS - 1)
+            own, last = slots - lengths, self.layout.words * BITS - 1
+            # Of slots that no bit is about none is seen.
+            within, own = own <= last, own.clamp(0, last)
             bits = self.bits[kind][group.rows]
             words = bits.gather(2, (own // BITS).expand(*group.rows.shape, -1).long())
-            tentative = ((words >> (own % BITS)) & 1).bool()
+            tentative = ((words >> (own % BITS)) & 1).bool() & within
             content = slots >= self.begins[kind][group.rows][..., None]
             self._masks[number, kind] = torch.where(slots < lengths, content, tentative)
         return self._masks[number, kind]

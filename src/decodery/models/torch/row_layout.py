@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import torch
+from torch.nn.functional import pad
 
 from decodery.core.abstract import Contract
 
@@ -63,6 +65,19 @@ class TextRows(Contract):
             windows: [kinds].
         """
 
+    def known_there(self) -> Sequence[torch.Tensor | None]:
+        """Of each text, which tentative rows each of its rows sees [n, m] where its device alone knows that."""
+        return ()
+
+    def see_there(self, bits: torch.Tensor) -> None:
+        """`see` of what the device alone knows, for bits [kinds, rows, words] that lie there."""
+        there = self.known_there()
+        known = [(first, seen) for first, seen in zip(self.firsts.tolist(), there, strict=False) if seen is not None]
+        if known and len(known) == len(there) and len({seen.shape for _, seen in known}) == 1:
+            known = [(0, torch.cat([seen for _, seen in known]))]
+        for first, seen in known:
+            bits[:, first : first + len(seen)] = packed_there(seen, bits.shape[2])
+
 
 @dataclass(frozen=True)
 class SegmentRows(TextRows):
@@ -88,6 +103,8 @@ class SegmentRows(TextRows):
         # One row sees itself.
         for number in np.flatnonzero(self.counts + self.retained > 1).tolist():
             segment, first = self.segments[number], int(self.held[number])
+            if segment.visible is not None:
+                continue
             assert segment.cache is not None
             own = slice(firsts[number], firsts[number] + len(segment))
             stand = segment.cache.positions[0, first : first + segment.retained + len(segment)]
@@ -95,6 +112,9 @@ class SegmentRows(TextRows):
             for kind, window in enumerate(windows):
                 visible = seen if window is None else seen & near(stand, segment.positions, window)
                 bits[kind, own] = packed(visible, bits.shape[2])
+
+    def known_there(self) -> Sequence[torch.Tensor | None]:
+        return [segment.visible for segment in self.segments]
 
 
 @dataclass(frozen=True)
@@ -205,3 +225,9 @@ def packed(seen: np.ndarray, words: int) -> np.ndarray:
     padded = np.zeros((len(seen), words * BITS), dtype=bool)
     padded[:, : seen.shape[1]] = seen
     return np.packbits(padded, axis=1, bitorder="little").view("<i4")
+
+
+def packed_there(seen: torch.Tensor, words: int) -> torch.Tensor:
+    """`packed` of what lies on a device."""
+    wide = pad(seen, (0, words * BITS - seen.shape[1])).view(len(seen), words, BITS).long()
+    return (wide << torch.arange(BITS, device=seen.device)).sum(dim=2).int()

@@ -30,7 +30,7 @@ from ..trained.artifact import digest, sampled
 from .attention import capped
 from .layers import TorchLayers
 from .mixture import mixtures
-from .one_pass import Pass, open_caches, to_device
+from .one_pass import Pass, apart, open_caches, to_device
 from .portable import PortableStack, softly
 from .token_inputs import token_inputs
 from .weights import QUANTIZED, Linear, Weights
@@ -75,6 +75,7 @@ class Transformer(TorchLayers):
             exact_rows=exact,
             states=not self.config.layer_inputs,
             chosen=self.device.type != "cpu" and not self.config.layer_inputs,
+            visible=self.pages_together and self.config.causal and not (self.config.layer_inputs or apart(self.config)),
             layer_plans=not (self.config.shortcuts or self.config.keeps_order or self.config.unit_values),
             sites=SITES,
             # Some turn the keys that they keep, which norms after the rotation do not allow.

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 
 from decodery.models.cache.page_pool import TensorPool
 from decodery.models.cuda.captured import Captured, Memory, Shapes, bucket
@@ -61,14 +60,8 @@ class LayerRows(TextRows):
             if isinstance(seen, np.ndarray):
                 bits[:, first : first + len(seen)] = packed(seen, bits.shape[2])
 
-    def see_there(self, bits: torch.Tensor) -> None:
-        """`see` of texts that know it on the device, for bits [rows, words] that lie there."""
-        there = [(first, seen) for first, seen in zip(self.firsts.tolist(), self.seen, strict=True)]
-        known = [(first, seen) for first, seen in there if isinstance(seen, torch.Tensor)]
-        if known and len(known) == len(there) and len({seen.shape for _, seen in known}) == 1:
-            known = [(0, torch.cat([seen for _, seen in known]))]
-        for first, seen in known:
-            bits[first : first + len(seen)] = _packed_there(seen, bits.shape[1])
+    def known_there(self) -> Ordered[torch.Tensor | None]:
+        return [seen if isinstance(seen, torch.Tensor) else None for seen in self.seen]
 
 
 class HeadPasses:
@@ -228,7 +221,7 @@ class HeadStep:
             self._inputs[:count].copy_(tokens)
         self._features[:count].copy_(features)
         for layout, buffer, (rows, _) in zip(self._layouts, self._inputs.split(self._sizes)[3:], laid, strict=True):
-            rows.see_there(layout.fields(buffer)[4][0])
+            rows.see_there(layout.fields(buffer)[4])
 
     def run(self) -> Passed:
         """What follows what the pass has is void."""
@@ -248,12 +241,6 @@ class HeadStep:
     def replay(self) -> Passed:
         """The same by one launch; the first call captures it."""
         return self._captured.replay(self.run)
-
-
-def _packed_there(seen: torch.Tensor, words: int) -> torch.Tensor:
-    """[n, words] int32 of [n, m] bool, the first of each row in the lowest bit."""
-    wide = pad(seen, (0, words * BITS - seen.shape[1])).view(len(seen), words, BITS).long()
-    return (wide << torch.arange(BITS, device=seen.device)).sum(dim=2).int()
 
 
 def _laid(
