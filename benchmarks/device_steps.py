@@ -45,6 +45,9 @@ DRAFTERS: dict[str, Drafter | None] = {"none": None, "prompt-lookup": PromptLook
 DRAFT_MODEL, HEADS = "draft-model", ("eagle-3", "medusa")
 DRAFT_LAYERS, LENGTH = 2, 3
 """Of the draft model, and of its chains and those of heads."""
+TREES = {"tree": "eagle-2:nodes=24,width=4,depth=3", "drawn tree": "rsd-c:branching=3/2/1"}
+GROWN = [f"{drafter}, {tree}" for drafter in (DRAFT_MODEL, "eagle-3") for tree in TREES]
+"""In place of chains: one of the most likely nodes, and one whose nodes are drawn."""
 TEXTS = (1, 16)
 STEPS = 4
 
@@ -60,7 +63,7 @@ def main() -> None:
     shape = replace(SHAPES["SmolLM2-135M"], hidden=72, inner=96, vocab=256, layers=options.layers, context=512)
     base = random_model(shape, torch.device("cpu"), torch.float32)
     draft = random_model(replace(shape, layers=DRAFT_LAYERS), torch.device("cpu"), torch.float32)
-    for drafter in (*DRAFTERS, DRAFT_MODEL, *HEADS):
+    for drafter in (*DRAFTERS, DRAFT_MODEL, *HEADS, *GROWN):
         for texts in TEXTS:
             for static in (False, True):
                 found = counted(base, draft, drafter, texts, static=static)
@@ -76,7 +79,7 @@ def far(model: Transformer, *, static: bool) -> Transformer:
     return moved_there
 
 
-def chain_of_head(name: str, base: Transformer, model: Transformer, *, static: bool) -> HeadDrafter:
+def with_head(name: str, base: Transformer, model: Transformer, *, static: bool) -> HeadDrafter:
     """A drafter of chains with an untrained head of `base`, which drafts for `model`."""
     kind = head_kind(name)
     tensors, settings = kind.untrained(base, seed=0)
@@ -95,11 +98,15 @@ def counted(base: Transformer, draft: Transformer, name: str, texts: int, *, sta
         read = FarTensor.tolist
         FarTensor.tolist = lambda far: [watched.waits.update(["tolist"]), read(far)][1]  # type: ignore[method-assign]
         try:
-            model, drafter = far(base, static=static), DRAFTERS.get(name)
-            if name == DRAFT_MODEL:
+            kind, _, tree = name.partition(", ")
+            model, drafter = far(base, static=static), DRAFTERS.get(kind)
+            if kind == DRAFT_MODEL:
                 drafter = DraftModel(far(draft, static=static), length=LENGTH)
-            elif name in HEADS:
-                drafter = chain_of_head(name, base, model, static=static)
+            elif kind in HEADS:
+                drafter = with_head(kind, base, model, static=static)
+            if tree:
+                # How long chains are is nothing to trees.
+                drafter = replace(drafter, length=4, tree_policy=TREES[tree])  # type: ignore[call-arg, type-var]
             engine, sampler = Engine(model), Sampler.from_settings(temperature=0.6, top_p=0.9)
             written = [
                 engine.submit(

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -46,6 +46,13 @@ NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 TESTS = {name: f"models/test_{name}.py" for name in ("graphs", "paged_rows", "packed_linear", "fused")}
 TESTS["fixed_heads"] = "speculative/heads/test_fixed_heads.py"
 """Files whose tests run on the device."""
+TREES = (
+    "eagle-2:nodes=40,width=12,depth=4",
+    "rsd-c:branching=3/2/1",
+    "rsd-s:width=4,depth=4",
+    "specinfer:expansion=3/2/1",
+)
+"""What models and heads read ahead on the device: the most likely nodes, and those that are drawn in several ways."""
 _HEADLESS = "auto without a head"
 _FEW = (_HEADLESS, "eagle")
 Said = tuple[str, dict[str, Any]]
@@ -88,6 +95,9 @@ class Correctness:
         # One of each kind first.
         for name in dict.fromkeys([_HEADLESS, *KINDS, *DRAFTERS]):
             self._check(f"drafter {name}", lambda name=name: self.drafter(name), part="D")
+        for name in ("draft-model", "eagle-3"):
+            for tree in TREES:
+                self._check(f"drafter {name}, {tree}", lambda name=name, tree=tree: self.drafter(name, tree), part="D")
         for name in [*TESTS][:1] if self.few else TESTS:
             self._check(f"tests: {name}", lambda name=name: self.tests(name), needs=15, part="D")
 
@@ -289,14 +299,16 @@ class Correctness:
             raise AssertionError("no step ran at a fixed shape up to its tokens")
         return f"{len(pairs)} pairs of texts are alike; {len(shapes)} shapes up to tokens", {"shapes": len(shapes)}
 
-    def drafter(self, name: str) -> Said:
-        """One drafter: greedy and sampled texts, batches, caches."""
+    def drafter(self, name: str, tree: str | None = None) -> Said:
+        """One drafter, with its own trees or others: greedy and sampled texts, batches, caches."""
         from methods import ADAPTIVE, DRAFTERS
 
         if self.few and name not in _FEW:
             raise NotRunError("at size tiny a few say enough: tests/conformance/test_conformance.py runs all of them")
         model = tiny(self.device)
         made = Auto() if name == _HEADLESS else DRAFTERS[name](tiny(self.device, layers=1))
+        if tree is not None:
+            made = replace(made, length=4, tree_policy=tree)
         runs = [
             *check_identical(model, PROMPTS, drafter=made, tested="drafted", max_new_tokens=24, seeds=(0,)),
             *check_identical(model, PROMPTS, drafter=made, sampler=NUCLEUS, tested="nothing", max_new_tokens=16),

@@ -10,7 +10,7 @@ mixed into a 64-bit key, which starts a sequence whose element number `token` is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -111,14 +111,34 @@ def keys(seeds: np.ndarray, positions: np.ndarray, stream: int = TOKEN) -> np.nd
         positions: [n] int64.
         stream: What the noise is for.
     """
-    state = np.zeros(len(seeds), dtype=np.int64)
-    for word in (seeds.view(np.int64), np.int64(stream), positions):
-        state = (state ^ word) + _signed(_STEP)
-        for count, factor in ((30, _FIRST), (27, _SECOND)):
-            state ^= _shift(state, count)
-            state *= _signed(factor)
-        state ^= _shift(state, 31)
-    return state
+    return mixed(mixed(mixed(0, seeds.view(np.int64)), stream), positions)
+
+
+def mixed(state: A | int, word: A | int) -> A:
+    """What `mix` makes of words whose hash is `state` and one more, for many of them, bit for bit.
+
+    Args:
+        state: [n] int64, or one for all; 0 where the word is the first.
+        word: [n] int64, or one for all.
+    """
+    hashed: Any = (word ^ state) + signed(_STEP)
+    for count, factor in ((30, _FIRST), (27, _SECOND)):
+        hashed ^= _shift(hashed, count)
+        hashed *= signed(factor)
+    hashed ^= _shift(hashed, 31)
+    return cast(A, hashed)
+
+
+def keyed(log_probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Rows [n, V] plus the noise of their own, float64, without waiting for their device.
+
+    Args:
+        log_probs: [n, V] float.
+        keys: [n] int64 on the same device, see `keys`.
+    """
+    tokens = torch.arange(log_probs.shape[1], device=log_probs.device) * signed(_STEP)
+    uniforms = _hash(tokens + keys[:, None]).double().add_(0.5).mul_(2.0**-52)
+    return uniforms.log_().neg_().log_().neg_().add_(log_probs)
 
 
 def keyed_argmax(log_probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -131,9 +151,7 @@ def keyed_argmax(log_probs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     Returns:
         [n] int64.
     """
-    tokens = torch.arange(log_probs.shape[1], device=log_probs.device) * _signed(_STEP)
-    uniforms = _hash(tokens + keys[:, None]).double().add_(0.5).mul_(2.0**-52)
-    return uniforms.log_().neg_().log_().neg_().add_(log_probs).argmax(dim=-1)
+    return keyed(log_probs, keys).argmax(dim=-1)
 
 
 def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], stream: int = TOKEN) -> torch.Tensor:
@@ -256,9 +274,9 @@ def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
 def _bits(seed: int, position: int | Sequence[int], tokens: A, stream: int) -> A:
     """52 random bits per token, int64: [m, ...] for one position, [n, m, ...] for n; products wrap around."""
     if isinstance(position, int):
-        return _hash(tokens * _signed(_STEP) + _signed(mix(seed, stream, position)))
-    spread = tokens * _signed(_STEP)
-    keys = np.array([_signed(mix(seed, stream, int(each))) for each in position], dtype=np.int64)
+        return _hash(tokens * signed(_STEP) + signed(mix(seed, stream, position)))
+    spread = tokens * signed(_STEP)
+    keys = np.array([signed(mix(seed, stream, int(each))) for each in position], dtype=np.int64)
     shaped = keys.reshape(-1, *[1] * tokens.ndim)
     if isinstance(spread, np.ndarray):
         return _hash(spread + shaped)
@@ -268,9 +286,9 @@ def _bits(seed: int, position: int | Sequence[int], tokens: A, stream: int) -> A
 def _hash(state: A) -> A:
     """SplitMix64's finalizer, in place on int64, and its upper 52 bits."""
     state ^= _shift(state, 30)
-    state *= _signed(_FIRST)
+    state *= signed(_FIRST)
     state ^= _shift(state, 27)
-    state *= _signed(_SECOND)
+    state *= signed(_SECOND)
     state ^= _shift(state, 31)
     return _shift(state, 12)
 
@@ -297,5 +315,6 @@ def _finish(state: int) -> int:
     return state ^ (state >> 31)
 
 
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """A 64-bit hash as the int64 of its bits."""
     return word - (1 << 64) if word >> 63 else word

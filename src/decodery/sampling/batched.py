@@ -20,7 +20,7 @@ from .temperature import Temperature
 from .top_k import TopK
 from .top_p import TopP, keep_prefix
 
-_TOGETHER = 64
+TOGETHER = 64
 """Rows that are truncated and drawn at a time."""
 _NAMES: dict[type[LogitsProcessor], str] = {Temperature: "t", TopK: "k", TopP: "p", MinP: "p"}
 
@@ -93,14 +93,23 @@ class Choice:
         chosen = []
         # A few rows at a time: what is sorted and drawn takes several times the memory of their logits.
         for law, own, given in zip(
-            logits.split(_TOGETHER), keys.split(_TOGETHER), settings.split(_TOGETHER, dim=1), strict=True
+            logits.split(TOGETHER), keys.split(TOGETHER), settings.split(TOGETHER, dim=1), strict=True
         ):
-            most: int | None = None
-            for kind, width, values in zip(self.kinds, self.widths, given, strict=True):
-                # Of what top-k leaves, top-p sorts no more.
-                law, most = _through(kind, law, values[:, None], width or most), width or most
-            chosen.append(keyed_argmax(law, own))
+            chosen.append(keyed_argmax(self.law(law, given), own))
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+
+    def law(self, logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+        """[n, V] what the tokens of rows are drawn from, -inf for excluded ones; of a few rows at a time.
+
+        Args:
+            logits: [n, V] float32.
+            settings: [kinds, n] float64.
+        """
+        most: int | None = None
+        for kind, width, values in zip(self.kinds, self.widths, settings, strict=True):
+            # Of what top-k leaves, top-p sorts no more.
+            logits, most = _through(kind, logits, values[:, None], width or most), width or most
+        return logits
 
     def answer(self, logits: torch.Tensor, picks: torch.Tensor, nodes: torch.Tensor) -> torch.Tensor:
         """All that a step is to know of its rows, one after another in one int64: see `Chosen`.

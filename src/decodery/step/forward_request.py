@@ -23,6 +23,8 @@ from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.over_model import OverModel
 from decodery.models.protocol import Capabilities, LanguageModel, Reader
 
+from .level_choice import choose_next
+from .look_ahead import Look
 from .parallel_passes import side_by_side
 from .wanted import RowChoices, Wanted, row_choices_of
 
@@ -42,7 +44,8 @@ class ForwardRequest:
         beside: A coroutine with requests to other models and caches, which ends before the result arrives. It runs at
             the same time as the pass where there are several cores or the model has its own device, otherwise before or
             after it; its result must not depend on this.
-        wanted: What is to be known of the logits on the host, where the model has its own device.
+        wanted: What is to be known of the logits on the host, where the model has its own device, or how the text looks
+            ahead by them.
     """
 
     model: LanguageModel
@@ -51,7 +54,7 @@ class ForwardRequest:
     role: str = ""
     layer_plan: LayerPlan = WHOLE
     beside: ForwardCoroutine[None] | None = None
-    wanted: Wanted | None = None
+    wanted: Wanted | Look | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +143,7 @@ def score(
     role: str = "",
     layer_plan: LayerPlan = WHOLE,
     beside: ForwardCoroutine[None] | None = None,
-    wanted: Wanted | None = None,
+    wanted: Wanted | Look | None = None,
 ) -> ForwardCoroutine[ForwardResult]:
     """Score one segment with a model or a composition.
 
@@ -331,7 +334,11 @@ def _pass(model: LanguageModel, layer_plan: LayerPlan, requests: Sequence[Forwar
     costs: list[Cost | None] = [*scores.costs] or [None] * len(requests)
     known: list[RowChoices | None] = [None] * len(requests)
     if scores.logits.device.type != "cpu" and any(request.wanted is not None for request in requests):
-        known = row_choices_of(scores.logits, scores.bounds, [request.wanted for request in requests])
+        asked = [request.wanted for request in requests]
+        known = row_choices_of(
+            scores.logits, scores.bounds, [each if isinstance(each, Wanted) else None for each in asked]
+        )
+        choose_next([(each, scores.of(number)) for number, each in enumerate(asked) if isinstance(each, Look)])
     return [
         ForwardResult(
             *(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in request.taps}, costs[number]),

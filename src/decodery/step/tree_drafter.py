@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import method_of, resolve
-from decodery.core.requirements import Provides, Requirements
+from decodery.core.requirements import Origin, Provides, Requirements
 from decodery.core.threads import one_thread
 from decodery.core.topk import most_likely, topk
 
@@ -20,26 +20,12 @@ from .draft_length_policy import Budget, Outlook
 from .draft_tree import DraftTree
 from .drafter import Drafter
 from .forward_request import ForwardCoroutine, as_coroutine
+from .look_ahead import UNSAID, Ahead, Level, logged
 from .sequence import Sequence
 from .tree_policy import TreePolicy
 from .wanted import RowChoices
 
 __all__ = ["TreeDrafter"]
-
-UNSAID = -1e30
-"""The logit, for masks, of tokens that a drafter lacks: a constraint may allow only these, which is not an error."""
-
-
-class Level(NamedTuple):
-    """What is read ahead of a level of a tree.
-
-    Attributes:
-        children: Of each of its nodes that are read, the most likely tokens.
-        read: How many of all of these are read in the next level, those with the most likely paths; or which, in order.
-    """
-
-    children: int
-    read: int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -119,16 +105,24 @@ class TreeDrafter(Drafter):
         return []
 
     def read_ahead(
-        self, seq: Sequence, plan: tuple[Level, ...], *, shaped: bool = True
-    ) -> ForwardCoroutine[None] | None:
+        self,
+        seq: Sequence,
+        plan: tuple[Level, ...],
+        *,
+        shaped: bool = True,
+        origin: Origin = "deterministic",
+    ) -> ForwardCoroutine[Ahead | None] | None:
         """Read nodes of all levels of a tree at once, where waiting for each level costs more.
-
-        Whatever was read, `most_likely` gives what it would have given.
 
         Args:
             seq: The sequence.
             plan: Level by level, the root's first.
             shaped: See `expand`.
+            origin: Whether children are the most likely tokens, or drawn without replacement or independently
+                ("sampled") with the text's noise, as `Growing` draws them.
+
+        Returns:
+            What each node's children are; None where it was not read ahead.
         """
         return None
 
@@ -289,12 +283,6 @@ def expected(
         # Where a mask leaves nothing that the drafter can say, anything is as good.
         silent = law.amax(dim=-1, keepdim=True) == -torch.inf
         return torch.where(silent, 0.0, law).log_softmax(dim=-1)
-
-
-def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and the logarithms of their probabilities, -inf for 0."""
-    with np.errstate(divide="ignore"):
-        return found[0], np.log(found[1])
 
 
 def expanding(drafter: Drafter | str, name: str) -> TreeDrafter:

@@ -13,8 +13,11 @@ from decodery.models.cache.cache import KVCache
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import Reader
 from decodery.models.tokenizers.vocabularies import fitted
+from decodery.models.torch.paged_rows import serves, windows_of
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, score
+from decodery.step.level_choice import choose_next
+from decodery.step.look_ahead import Ahead, Look
 from decodery.step.wanted import RowChoices, Wanted, row_choices_of
 
 from .rows import TreeRows
@@ -71,12 +74,12 @@ class Follower:
         held = len(self.tokens)
         return len(tokens) - held - (len(self.drafts.path(tokens[held:-1])) if self.kept else 0)
 
-    def text(self, tokens: list[int], wanted: Wanted | None = None) -> ForwardCoroutine[torch.Tensor]:
+    def text(self, tokens: list[int], wanted: Wanted | Look | None = None) -> ForwardCoroutine[torch.Tensor]:
         """The logits [1, vocab] after `tokens`, which are text; drafts that departed from them are forgotten.
 
         Args:
             tokens: The text.
-            wanted: What is to be known of what follows it.
+            wanted: What is to be known of what follows it, or how to go on from there.
         """
         self._agree(tokens)
         self._take(tokens)
@@ -148,6 +151,42 @@ class Follower:
             self.drafts.rows[row - 1, token] = row
         return tokens
 
+    def sees(self, levels: int) -> bool:
+        """Whether rows of so many levels can be chosen on the model's device, with what each of them sees."""
+        model, windows = self.model, windows_of(self.model.config)
+        if not model.capabilities.visible or not model.capabilities.chosen or self.tapped:
+            return False
+        # All rows lie within every window.
+        near = all(window is None or window > levels for window in windows)
+        return near and serves(Segment(np.zeros(1, dtype=np.int64), cache=self.cache), model.config)
+
+    def ahead(self, text: list[int], look: Look) -> ForwardCoroutine[Ahead]:
+        """What follows a text and the nodes below it that are chosen on the device, by one copy of all levels.
+
+        Args:
+            text: The text.
+            look: How it looks ahead, for models with `Capabilities.visible`.
+        """
+        root = yield from self.text(text, look)
+        if not look.levels:
+            choose_next([(look, root)])
+        self.row_choices = None
+        self.drafts.clear()
+        logits, read = list[torch.Tensor](), 0
+        while not look.last:
+            rows = look.rows
+            assert rows is not None
+            # The text's end is no row.
+            depth, count = len(look.levels) - 1, len(rows.tokens)
+            positions, unknown = np.full(count, self.cache.next_position + depth), np.zeros(count, dtype=np.int64)
+            segment = Segment(
+                positions, unknown, cache=self.cache, retained=read, chosen=rows.tokens, visible=rows.seen
+            )
+            logits.append((yield from self._read(segment, self.layer_plan, look)))
+            read += count
+        self.drafts.hold(ahead := look.ahead(), logits)
+        return ahead
+
     def __deepcopy__(self, memo: dict[int, object]) -> Follower:
         clone = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=TreeRows())
         # Tentative rows do not follow a fork.
@@ -170,10 +209,13 @@ class Follower:
             self.cache.provide(self.slots)
         self._clear()
 
-    def _read(self, segment: Segment, layer_plan: LayerPlan, wanted: Wanted | None) -> ForwardCoroutine[torch.Tensor]:
+    def _read(
+        self, segment: Segment, layer_plan: LayerPlan, wanted: Wanted | Look | None
+    ) -> ForwardCoroutine[torch.Tensor]:
         last, asked = self.model.config.num_layers, len(segment if segment.logit_rows is None else segment.logit_rows)
-        # Nodes above those that are asked for may be read with them.
-        wanted = wanted if wanted is not None and len(wanted.keys) == asked else None
+        if isinstance(wanted, Wanted) and len(wanted.keys) != asked:
+            # Nodes above those that are asked for may be read with them.
+            wanted = None
         taps = (last,) if self.tapped else ()
         scored = yield from score(self.model, segment, taps, "draft", layer_plan, wanted=wanted)
         self.row_choices = scored.row_choices

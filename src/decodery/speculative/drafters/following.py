@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from decodery.core.requirements import Origin
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.look_ahead import Ahead, Level, Look
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.wanted import RowChoices, Wanted, up_to_end
@@ -41,6 +43,22 @@ class Following(TreeDrafter):
             return []
         rows = Wanted.chain(seq, length)
         return up_to_end(seq, (yield from reading.drawn(seq.tokens, rows))) if rows else []
+
+    def read_ahead(
+        self,
+        seq: Sequence,
+        plan: tuple[Level, ...],
+        *,
+        shaped: bool = True,
+        origin: Origin = "deterministic",
+    ) -> ForwardCoroutine[Ahead | None] | None:
+        reading = seq.states[self]
+        if not isinstance(reading, Follower) or not reading.sees(len(plan)):
+            return None
+        if (look := Look.below(seq, plan, origin, shaped=shaped)) is None:
+            return None
+        look.padding = seq.request.padding
+        return reading.ahead(seq.tokens, look)
 
     def row_choices(self, seq: Sequence) -> RowChoices | None:
         reading = seq.states[self]

@@ -20,9 +20,9 @@ from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
+from decodery.step.look_ahead import UNSAID
 from decodery.step.pass_prices import prices_of
 from decodery.step.sequence import Sequence
-from decodery.step.tree_drafter import UNSAID
 
 from .draft_model import DraftModel
 from .follower import Follower

@@ -13,6 +13,7 @@ from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.look_ahead import Ahead
 
 
 @dataclass(slots=True)
@@ -31,6 +32,15 @@ class TreeRows:
 
     def clear(self) -> None:
         self.rows, self.spare = {}, {}
+
+    def hold(self, ahead: Ahead, logits: Ordered[torch.Tensor]) -> None:
+        """Take what was read of a tree before any of it was asked for.
+
+        Args:
+            ahead: Which rows there are.
+            logits: Of those of each level [n, outputs].
+        """
+        self.rows, self.spare = dict(ahead.rows), dict(enumerate(row for each in logits for row in each))
 
     def path(self, tokens: Ordered[int]) -> list[int]:
         """The rows of the tokens below the end of the text, as far as they were read."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from decodery.step.draft_tree import DraftTree
+from decodery.step.look_ahead import UNSAID
 from decodery.step.sequence import Sequence
-from decodery.step.tree_drafter import UNSAID
 
 
 class Writing:

@@ -15,7 +15,7 @@ import torch
 from decodery.core.errors import SettingsError
 from decodery.core.method_spec import given, parts, spelled
 from decodery.core.registry import methods
-from decodery.core.requirements import Requirements
+from decodery.core.requirements import Origin, Requirements
 from decodery.models.loaders.drafts import shipped_head
 from decodery.models.loaders.origins import origin_of, same_model
 from decodery.models.protocol import Reader
@@ -23,8 +23,9 @@ from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.logits_source import LogitsSource
+from decodery.step.look_ahead import Ahead, Level, Look
 from decodery.step.sequence import Sequence
-from decodery.step.tree_drafter import Level, TreeDrafter, logged
+from decodery.step.tree_drafter import TreeDrafter, logged
 from decodery.step.tree_policy import TreePolicy
 
 from .grown import DraftHead
@@ -113,9 +114,16 @@ class HeadDrafter(TrainedDrafter):
         return drawn(seq.states[self], seq, length)
 
     def read_ahead(
-        self, seq: Sequence, plan: tuple[Level, ...], *, shaped: bool = True
-    ) -> ForwardCoroutine[None] | None:
-        return ahead(seq.states[self], seq, plan) if seq.request.sampler.keeps(shaped=shaped) else None
+        self,
+        seq: Sequence,
+        plan: tuple[Level, ...],
+        *,
+        shaped: bool = True,
+        origin: Origin = "deterministic",
+    ) -> ForwardCoroutine[Ahead | None] | None:
+        reading: HeadReading = seq.states[self]
+        look = Look.below(seq, plan, origin, shaped=shaped) if reading.head.model.device.type != "cpu" else None
+        return None if look is None else ahead(reading, look)
 
     def logits(self, seq: Sequence, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:
         reading: HeadReading = seq.states[self]

@@ -17,15 +17,14 @@ from decodery.models.batch import Batch, Scores, Segment
 from decodery.models.hooks import Tap
 from decodery.models.layer_plan import WHOLE, LayerPlan
 from decodery.models.protocol import LanguageModel
-from decodery.models.torch.one_pass import to_device
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine, ForwardRequest
+from decodery.step.level_choice import choose_next
+from decodery.step.look_ahead import Ahead, Look
 from decodery.step.sequence import Sequence
-from decodery.step.tree_drafter import Level
 from decodery.step.wanted import Wanted, row_choices_of, up_to_end
 
 from .grown import DraftHead, Nodes
-from .look_ahead import Look, look
 from .reading import HeadReading, read_all
 
 Rows = tuple[HeadReading, Nodes | None, Wanted | Look | None]
@@ -72,14 +71,14 @@ class HeadPass:
         """Let readings know what there is to know of their rows, whose logits are [n, outputs]."""
         self._choose(items, logits, bounds)
         self._rank(items, logits, bounds)
-        looks = []
-        for (_, _, wanted), first, last in zip(items, bounds, bounds[1:], strict=False):
-            if isinstance(wanted, Look):
-                wanted.logits.append(logits[first:last])
-                looks.append(wanted)
-        if looks:
-            with torch.no_grad(), one_thread():
-                look(self.head, looks)
+        with torch.no_grad(), one_thread():
+            choose_next(
+                [
+                    (wanted, logits[first:last] if wanted.processors is None else self.head.spread(logits[first:last]))
+                    for (_, _, wanted), first, last in zip(items, bounds, bounds[1:], strict=False)
+                    if isinstance(wanted, Look)
+                ]
+            )
 
     def _choose(self, items: Ordered[Rows], logits: torch.Tensor, bounds: list[int]) -> None:
         """Let readings on a device know what of their rows is wanted."""
@@ -154,16 +153,27 @@ class HeadPass:
         assert reading.choices is not None
         return reading.choices.picks
 
-    def ahead(self, reading: HeadReading, ahead: Look) -> ForwardCoroutine[None]:
-        """Read the most likely nodes of all levels below a text, and wait for all of them once."""
+    def ahead(self, reading: HeadReading, look: Look) -> ForwardCoroutine[Ahead]:
+        """What follows a text and the nodes below it that are chosen on the device, by one copy of all levels."""
         self.texts.add(reading)
         if reading.fresh:
-            yield from self._scored(reading, None, ahead)
+            yield from self._scored(reading, None, look)
         else:
-            self._answer([(reading, None, ahead)], self.root(reading), [0, 1])
-        while not ahead.last:
-            yield from self._scored(reading, ahead.nodes(reading.memory), ahead)
-        reading.know(ahead)
+            self._answer([(reading, None, look)], self.root(reading), [0, 1])
+        logits, before = list[torch.Tensor](), -1
+        while not look.last:
+            rows = look.rows
+            assert rows is not None
+            depths = np.full(len(rows.tokens), len(look.levels))
+            # The text's end is no row.
+            nodes = Nodes(reading.memory, rows.tokens, rows.above + before, depths, rows.seen)
+            found = yield from self._scored(reading, nodes, look)
+            assert found is not None
+            before += len(logits[-1]) if logits else 1
+            logits.append(found)
+        reading.ranks.clear()
+        reading.rows.hold(ahead := look.ahead(), logits)
+        return ahead
 
     def _scored(
         self, reading: HeadReading, nodes: Nodes | None, wanted: Wanted | Look | None = None
@@ -198,15 +208,15 @@ def drawn(reading: HeadReading, seq: Sequence, length: int) -> ForwardCoroutine[
     return up_to_end(seq, (yield from _pass_of(reading.head).drawn(reading, wanted))) if wanted else []
 
 
-def ahead(reading: HeadReading, seq: Sequence, plan: tuple[Level, ...]) -> ForwardCoroutine[None]:
+def ahead(reading: HeadReading, look: Look) -> ForwardCoroutine[Ahead | None]:
     """See `TreeDrafter.read_ahead`."""
     head = reading.head
-    if len(plan) < 2 or not head.looks_ahead or head.model.device.type == "cpu":
-        return
     words = head.model.vocab_size if head.vocabulary is None else len(head.vocabulary)
-    if max(level.children for level in plan) <= words:
-        known = to_device(np.array(sorted(seq.request.eos_ids), dtype=np.int64), head.model.device)
-        yield from _pass_of(head).ahead(reading, Look(plan, known))
+    if not head.looks_ahead or max(level.children for level in look.plan) > words:
+        return None
+    if look.processors is None:
+        look.words = head.vocabulary
+    return (yield from _pass_of(head).ahead(reading, look))
 
 
 def after(reading: HeadReading, tree: DraftTree, nodes: Ordered[int]) -> ForwardCoroutine[torch.Tensor]:

@@ -24,7 +24,6 @@ from ..drafters.advice import Opinion
 from ..drafters.rows import TreeRows
 from .grown import DraftHead, Nodes
 from .head import EMBEDDED, Heard, Seen
-from .look_ahead import Look, rows_of
 
 Steps = Generator[Nodes | None, torch.Tensor | None, torch.Tensor]
 
@@ -174,14 +173,6 @@ class HeadReading:
             self.ranks.update(enumerate(best, start=nodes.mask.shape[1] - len(best)))
         elif self.root is not None:
             self.root = replace(self.root, best=best[0])
-
-    def know(self, look: Look) -> None:
-        """Take what was read of a draft before any of it was asked for."""
-        rows, ((ids, chances), *below) = rows_of(look, self.head.words)
-        assert self.root is not None
-        self.root = replace(self.root, best=(ids.tolist(), chances.tolist()))
-        self.rows.rows, self.rows.spare = rows, dict(enumerate(row for each in look.logits[1:] for row in each))
-        self.ranks = {row: (ids.tolist(), chances.tolist()) for row, (ids, chances) in enumerate(below)}
 
     def rank_by_depth(self, nodes: Nodes) -> None:
         """Note what is most likely after nodes that were read, where it is known of their depths."""

@@ -10,6 +10,7 @@ from decodery.core.topk import topk
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree, Origin
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.look_ahead import Ahead, Level
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 
@@ -38,6 +39,7 @@ class Growing:
         self.draws: dict[int, list[int]] = {}
         self._places = [noise.mix(seq.position)]
         self._laws: dict[int, torch.Tensor] = {}
+        self._ahead: Ahead | None = None
         self._eos = np.array(sorted(seq.request.eos_ids), dtype=np.int64)
 
     @property
@@ -66,6 +68,21 @@ class Growing:
             self._laws.update(zip(nodes.tolist(), laws, strict=True))
         return laws
 
+    def read_ahead(self, plan: tuple[Level, ...]) -> ForwardCoroutine[None]:
+        """Let the drafter read levels before their nodes are known here, where it can.
+
+        Args:
+            plan: The root's level first.
+        """
+        if not self._whole:
+            origin = self.origin if self.by_chance else "deterministic"
+            reading = self.expander.read_ahead(self.seq, plan[: self.budget.depth], origin=origin)
+            self._ahead = None if reading is None else (yield from reading)
+
+    def _known(self, nodes: np.ndarray, width: int) -> list[np.ndarray] | None:
+        """What was read ahead of the first children of `nodes`, see `Ahead.of`."""
+        return None if self._ahead is None else self._ahead.of(self.tokens, self.parents, nodes.tolist(), width)
+
     def children(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Expand `nodes` [m] and order up to `width` distinct children of each.
 
@@ -78,6 +95,10 @@ class Growing:
             logq = logq.astype(np.float64)
             ids = np.where(np.isfinite(logq), ids, -1)
             return ids, logq, logq
+        if (known := self._known(nodes, width)) is not None:
+            ids, logq, scores = known
+            drawn = np.isfinite(scores)
+            return np.where(drawn, ids, -1), np.where(drawn, logq.astype(np.float64), -np.inf), scores
         laws = yield from self.expand(nodes)
         ids, scores = noise.gumbel_topk(laws, width, self.seq.request.seed, *self._noise(nodes))
         found = laws.gather(-1, torch.from_numpy(np.maximum(ids, 0)).to(laws.device)).double().cpu().numpy()
@@ -91,6 +112,9 @@ class Growing:
 
     def _most_likely(self, nodes: np.ndarray, width: int) -> ForwardCoroutine[tuple[np.ndarray, np.ndarray]]:
         """The most likely children of `nodes` [m]: ids and log-probabilities [m, width]."""
+        if (known := self._known(nodes, width)) is not None:
+            ids, logq = known
+            return ids, logq
         if self._whole:
             return topk((yield from self.expand(nodes)), width)
         tree = DraftTree(self.tokens, self.parents)
@@ -98,6 +122,8 @@ class Growing:
 
     def independent(self, nodes: np.ndarray, draws: int) -> ForwardCoroutine[np.ndarray]:
         """Expand `nodes` [m] and draw `draws` children of each, independent of each other: ids [m, draws]."""
+        if (known := self._known(nodes, draws)) is not None:
+            return known[0]
         laws = yield from self.expand(nodes)
         first, stream = self._noise(nodes)
         columns = []
@@ -132,8 +158,7 @@ class Growing:
         """The tree of the children at the template's ranks, a pass per level."""
         nodes = np.full(len(template.parents), -1)
         nodes[0] = 0
-        if not (self.by_chance or self._whole):
-            yield from self.expander.read_ahead(self.seq, template.plan[: self.budget.depth]) or ()
+        yield from self.read_ahead(template.plan)
         for places, above, place in template.levels:
             alive = np.flatnonzero(nodes[above] >= 0)
             alive = alive[np.isin(nodes[above[alive]], self.open(nodes[above[alive]]))]

@@ -9,8 +9,9 @@ import numpy as np
 
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.look_ahead import Level
 from decodery.step.sequence import Sequence
-from decodery.step.tree_drafter import Level, TreeDrafter
+from decodery.step.tree_drafter import TreeDrafter
 
 from .frequency import best
 
@@ -54,10 +55,13 @@ def grow_layers(
     tree, scores = DraftTree.root(seq.last_token), np.zeros(1)
     frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
+    ahead = None
     if stop is None and (reading := expander.read_ahead(seq, (Level(width, width),) * depth, shaped=shaped)):
-        yield from reading
+        ahead = yield from reading
     while levels < depth and len(frontier):
-        ids, values = yield from expander.most_likely(seq, tree, frontier.tolist(), width, shaped=shaped)
+        nodes = frontier.tolist()
+        known = None if ahead is None else ahead.of(tree.tokens, tree.parents, nodes, width)
+        ids, values = known or (yield from expander.most_likely(seq, tree, nodes, width, shaped=shaped))
         reached = scores[frontier, None] + values
         new = np.isfinite(reached)
         parents = np.broadcast_to(frontier[:, None], ids.shape)[new]

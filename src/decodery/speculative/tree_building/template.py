@@ -11,7 +11,7 @@ import numpy as np
 from decodery.core.errors import SettingsError
 from decodery.step.draft_length_policy import LARGEST, Budget
 from decodery.step.draft_tree import DraftTree, Origin
-from decodery.step.tree_drafter import Level
+from decodery.step.look_ahead import Level
 
 from .stages import most_likely
 

@@ -12,6 +12,7 @@ from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.look_ahead import Level
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
@@ -55,6 +56,8 @@ class KChains(TreePolicy):
         length = min(self.length, budget.depth, budget.nodes)
         # Nodes of the last level, and how many continuations go through each.
         alive = {0: min(self.k, budget.nodes // length) if growing.by_chance else 1}
+        chains = tuple(range(alive[0]))
+        yield from growing.read_ahead((Level(len(chains), chains), *[Level(1, chains)] * (length - 1)))
         for _ in range(length):
             frontier = growing.open(np.array(list(alive)))
             if not len(frontier):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from decodery.core.errors import SettingsError
 from decodery.core.registry import register
@@ -12,29 +13,13 @@ from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.level_choice import perturbed
+from decodery.step.look_ahead import Level
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
 
 from ..tree_building.growing import Growing
-
-
-def perturbed(above: np.ndarray, reached: np.ndarray) -> np.ndarray:
-    """Gumbel-perturbed log-probabilities of children; each row's maximum equals its parent's.
-
-    Source: Stochastic Beams and Where to Find Them (2019), appendix B.
-
-    Args:
-        above: [m], the parents'.
-        reached: [m, k], the children's own perturbed values, unconditioned, falling along rows.
-
-    Returns:
-        [m, k], row maxima equal to `above`.
-    """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        v = above[:, None] - reached + np.log1p(-np.exp(reached - reached[:, :1]))
-        found = above[:, None] - np.maximum(v, 0.0) - np.log1p(np.exp(-np.abs(v)))
-    return np.where(np.isfinite(reached), found, -np.inf)
 
 
 @register(
@@ -72,15 +57,18 @@ class RSDS(TreePolicy):
         levels = min(self.depth, budget.depth, budget.nodes)
         growing = Growing(expander, seq, budget, self.origin)
         beam, logq, values = np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1)
-        for level in range(levels):
-            width = min(self.width, (budget.nodes + levels - 1 - level) // levels)
+        widths = [min(self.width, (budget.nodes + levels - 1 - level) // levels) for level in range(levels)]
+        yield from growing.read_ahead(tuple(Level(width, width) for width in widths))
+        for width in widths:
             alive = np.isin(beam, growing.open(beam))
             beam, logq, values = beam[alive], logq[alive], values[alive]
             if not len(beam):
                 break
             ids, conditional, scores = yield from growing.children(beam, width)
             paths = logq[:, None] + conditional
-            reached = perturbed(values, logq[:, None] + scores) if growing.by_chance else paths
+            reached = paths
+            if growing.by_chance:
+                reached = perturbed(*map(torch.from_numpy, (values, logq[:, None] + scores))).numpy()
             order = np.argsort(-reached, axis=None, kind="stable")[:width]
             # In row-major order again: siblings stay in the order they were drawn in.
             row, column = np.unravel_index(np.sort(order[np.isfinite(reached.flat[order])]), reached.shape)

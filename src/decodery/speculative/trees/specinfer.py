@@ -13,6 +13,7 @@ from decodery.core.requirements import Provides
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import ForwardCoroutine
+from decodery.step.look_ahead import Level
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 from decodery.step.tree_policy import TreePolicy
@@ -52,6 +53,7 @@ class SpecInfer(TreePolicy):
 
     def grow(self, expander: TreeDrafter, seq: Sequence, budget: Budget) -> ForwardCoroutine[DraftTree]:
         growing = Growing(expander, seq, budget, self.origin)
+        yield from growing.read_ahead(self._plan(budget.nodes))
         frontier = np.zeros(1, dtype=np.int64)
         for draws in self.expansion:
             frontier = growing.open(frontier)[: growing.room]
@@ -68,3 +70,15 @@ class SpecInfer(TreePolicy):
                 row, column = np.nonzero(ids >= 0)
                 frontier = growing.add(frontier[row], ids[row, column])
         return growing.finish()
+
+    def _plan(self, room: int) -> tuple[Level, ...]:
+        """What the levels of a tree of so many nodes read, where no token is drawn twice and none ends the text."""
+        plan, nodes = list[Level](), 1
+        for draws in self.expansion:
+            if not room:
+                break
+            each = min(draws, room // nodes)
+            room -= nodes * each
+            nodes = min(nodes * each, room)
+            plan.append(Level(each, tuple(range(nodes))))
+        return tuple(plan)

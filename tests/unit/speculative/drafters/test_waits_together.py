@@ -23,11 +23,10 @@ from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.follower import Follower
 from decodery.speculative.heads.drafter import TrainedDrafter
 from decodery.speculative.heads.head import TrainedHead
-from decodery.speculative.heads.look_ahead import Look
-from decodery.speculative.heads.reading import HeadReading
-from decodery.step import forward_request, wanted
+from decodery.step import forward_request, level_choice, wanted
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
+from decodery.step.look_ahead import Ahead, Rows
 from decodery.step.wanted import RowChoices, Wanted, row_choices_of
 from decodery.testing import tiny_transformer
 from far import FarTensor, Watched, moved
@@ -36,14 +35,28 @@ from recordings import heads_at_fixed_shapes, recording
 
 TARGET, DRAFT = tiny_transformer(0, num_layers=4), tiny_transformer(0, num_layers=3)
 GREEDY, NUCLEUS = Sampler.from_settings(temperature=0.0), Sampler.from_settings(temperature=0.8, top_p=0.9)
+TOKENS = 12
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 4, 5], [9], [3, 3, 2, 1], [7, 1]]
 CHAINED = ["p-eagle", "medusa", "hydra", "clover", "chimera", "falcon", "longspec"]
+TREES = {
+    "eagle-2": "eagle-2:nodes=24,width=4,depth=3",
+    "captured eagle-2": "eagle-2:nodes=40,width=12,depth=4",
+    "shape": "fixed-tree:paths=0/1/2/0:0/0:1/2:0/2:0:0/0:1:0",
+    "captured rsd-c": "rsd-c:branching=3/2/1/1",
+    "sequoia": "sequoia:nodes=12,depth=4,acceptance=0.6/0.3/0.1",
+    "rsd-s": "rsd-s:width=4,depth=4",
+    "captured rsd-s": "rsd-s:width=4,depth=4",
+    "specinfer": "specinfer:expansion=3/2/1",
+    "k-chains": "k-chains:k=2,length=4",
+}
 # Waits of a step at most: for drafts, level by level where they are trees, and for the target's pass.
 CASES = [
     ("draft-model, chain", GREEDY, 2),
     ("draft-model, chain", NUCLEUS, 2),
     ("draft-model, captured chain", NUCLEUS, 2),
-    ("draft-model, tree", GREEDY, 4),
+    ("draft-model, eagle-2", GREEDY, 2),
+    ("draft-model, captured eagle-2", NUCLEUS, 2),
+    ("draft-model, specinfer", GREEDY, 2),
     ("dflash", GREEDY, 2),
     ("dspark", GREEDY, 8),
     ("dflash, chain", GREEDY, 2),
@@ -56,8 +69,13 @@ CASES = [
 OTHERS = [
     *((f"{name}, chain", NUCLEUS, 2) for name in CHAINED),
     *((f"{name}, tree", NUCLEUS, 2) for name in ("medusa", "clover", "chimera", "longspec", "dspark")),
-    ("mtp, captured tree", NUCLEUS, 2),
-    ("eagle-3, fixed shape", GREEDY, 2),
+    ("eagle-3, captured tree", NUCLEUS, 2),
+    ("eagle-3, shape", GREEDY, 2),
+    ("eagle-3, shape", NUCLEUS, 2),
+    ("eagle-3, captured rsd-c", NUCLEUS, 2),
+    ("eagle-3, rsd-s", NUCLEUS, 2),
+    ("eagle-3, specinfer", NUCLEUS, 2),
+    *((f"draft-model, {tree}", NUCLEUS, 2) for tree in ("shape", "sequoia", "captured rsd-s", "specinfer")),
 ]
 
 
@@ -66,11 +84,9 @@ def made(name: str, device: str) -> Drafter:
         model = Transformer(DRAFT.config, moved(DRAFT.weights, device)) if device != "cpu" else DRAFT
         if "captured" in name and device != "cpu":
             model.static = StaticPasses()
-        return (
-            DraftModel(model, length=3)
-            if "chain" in name
-            else DraftModel(model, tree_policy="specinfer:expansion=2/1/1")
-        )
+        if "chain" in name:
+            return DraftModel(model, length=3)
+        return DraftModel(model, tree_policy=TREES[name.split(", ")[1]])
     drafter = DRAFTERS[name.split(",")[0]](TARGET)
     assert isinstance(drafter, TrainedDrafter) and drafter.trained is not None
     own = drafter.trained
@@ -82,8 +98,8 @@ def made(name: str, device: str) -> Drafter:
     drafter = replace(drafter, head=TrainedHead(own.kind, tensors, own.settings))
     if "chain" in name:
         return replace(drafter, tree_policy=None)
-    if "shape" in name:
-        return replace(drafter, tree_policy="fixed-tree:paths=0/1/2/0:0/0:1/2:0/2:0:0/0:1:0")
+    if (tree := name.split(", ")[-1]) in TREES:
+        return replace(drafter, tree_policy=TREES[tree])
     return replace(drafter, tree_policy="eagle-2:nodes=24,width=4,depth=3") if "tree" in name else drafter
 
 
@@ -103,7 +119,9 @@ def waits(name: str, sampler: Sampler, count: int, monkeypatch: pytest.MonkeyPat
         engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, "meta:0")))
         asked = [
             engine.submit(
-                Request(prompt, sampler=sampler, seed=seed, drafter=drafter, max_new_tokens=12, return_draft_trees=True)
+                Request(
+                    prompt, sampler=sampler, seed=seed, drafter=drafter, max_new_tokens=TOKENS, return_draft_trees=True
+                )
             )
             for seed, prompt in enumerate(PROMPTS[:count])
         ]
@@ -112,10 +130,10 @@ def waits(name: str, sampler: Sampler, count: int, monkeypatch: pytest.MonkeyPat
         engine.step()
         counts = []
         while not any(text.finished for text in asked):
-            before = watched.waits.total()
+            before, left = watched.waits.total(), min(TOKENS - len(text.generated) for text in asked)
             engine.step()
             # A text near its end drafts fewer tokens, which are there before the others'.
-            if len({text.trace.steps[-1].nodes for text in asked}) == 1:
+            if len({text.trace.steps[-1].nodes for text in asked}) == 1 and (left >= 4 or "eagle-2" not in name):
                 counts.append(watched.waits.total() - before)
         engine.run(asked)
         # One token after another of all texts goes through what was recorded for one of them.
@@ -132,7 +150,7 @@ def written(name: str, sampler: Sampler, count: int) -> list[Any]:
                 sampler=sampler,
                 seed=seed,
                 drafter=made(name, "cpu"),
-                max_new_tokens=12,
+                max_new_tokens=TOKENS,
                 return_draft_trees=True,
             )
         )
@@ -184,15 +202,37 @@ def test_tokens_that_are_not_those_that_were_chosen_are_noticed(monkeypatch: pyt
 def test_rows_that_are_read_ahead_and_see_others_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, counts = waits("eagle-3, tree", GREEDY, 2, monkeypatch)
     assert max(counts[:-1]) <= 2
-    real = Look.nodes
     with monkeypatch.context() as patch:
-        patch.setattr(Look, "nodes", lambda look, memory: (own := real(look, memory))._replace(mask=own.mask | True))
+        patch.setattr(level_choice, "Rows", lambda tokens, above, seen, *rest: Rows(tokens, above, seen | True, *rest))
         found, _ = waits("eagle-3, tree", GREEDY, 2, patch)
     assert found != expected and [text for text, _ in found] == [text for text, _ in expected]
     # What was read is found: else every level is waited for, and says the same.
-    monkeypatch.setattr(HeadReading, "know", lambda reading, look: None)
+    monkeypatch.setattr(Ahead, "of", lambda ahead, tokens, parents, nodes, children: None)
     found, counts = waits("eagle-3, tree", GREEDY, 2, monkeypatch)
     assert found == expected and min(counts[:-1]) > 2
+
+
+@pytest.mark.parametrize("name", ["draft-model, sequoia", "eagle-3, rsd-s", "eagle-3, specinfer"])
+def test_trees_that_are_drawn_with_other_noise_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = written(name, NUCLEUS, 2)
+    texts = [text for text, _ in expected]
+    real = noise.mixed
+    shifted = SimpleNamespace(**vars(noise) | {"keys": lambda seeds, places: noise.keys(seeds, places + 1)})
+    with monkeypatch.context() as patch:
+        patch.setattr(level_choice, "noise", shifted)
+        found, _ = waits(name, NUCLEUS, 2, patch)
+    assert found != expected and [text for text, _ in found] == texts
+    if "specinfer" in name:
+        # Draws after the first have noise of their paths' own.
+        other = SimpleNamespace(**vars(noise) | {"mixed": lambda state, word: real(state, word) + 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(level_choice, "noise", other)
+            found, _ = waits(name, NUCLEUS, 2, patch)
+        assert found != expected and [text for text, _ in found] == texts
+    # Trees that are not read ahead are waited for level by level, and are the same.
+    monkeypatch.setattr(Ahead, "of", lambda ahead, tokens, parents, nodes, children: None)
+    found, counts = waits(name, NUCLEUS, 2, monkeypatch)
+    assert found == expected and max(counts) > 2
 
 
 def no_chain(_: Follower, text: list[int], rows: list[Wanted]) -> Any:

@@ -20,11 +20,12 @@ from decodery.speculative.trees.clover import Selection
 from decodery.speculative.trees.eagle_2 import EAGLE2
 from decodery.speculative.trees.fixed_tree import EAGLE, FixedTree
 from decodery.speculative.trees.k_chains import KChains
-from decodery.speculative.trees.rsd_s import RSDS, perturbed
+from decodery.speculative.trees.rsd_s import RSDS
 from decodery.speculative.trees.specinfer import SpecInfer
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.forward_request import run_sync
+from decodery.step.level_choice import perturbed
 from decodery.step.sequence import Sequence
 from decodery.step.tree_drafter import TreeDrafter
 from decodery.testing import tiny_transformer
@@ -140,7 +141,7 @@ def test_perturbed_children_never_exceed_their_parent() -> None:
     above = random.gumbel(size=200) * 5
     values = -np.sort(-random.gumbel(size=(200, 7)) * 5, axis=1)
     values[::9, 5:] = -np.inf
-    found = perturbed(above, values)
+    found = perturbed(*map(torch.from_numpy, (above, values))).numpy()
     assert np.abs(found[:, 0] - above).max() < 1e-9
     assert (np.diff(found[:, :5], axis=1) <= 0).all() and (found[::9, 5:] == -np.inf).all()
 
