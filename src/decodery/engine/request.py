@@ -20,7 +20,7 @@ from decodery.sampling.logits_processor import Stage
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.acceptance.awrs import AWRS
 from decodery.speculative.acceptance.coupled import Coupled
-from decodery.speculative.drafters.forced import Forced
+from decodery.speculative.drafters.forced import Forced, unforced
 from decodery.step.acceptance_rule import AcceptanceRule
 from decodery.step.cache_policy import CachePolicy
 from decodery.step.draft_length_policy import LARGEST, MOST_NODES, DraftLengthPolicy
@@ -181,7 +181,7 @@ class Request:
         if self.drafter is None:
             return
         # What a constraint forces comes as it comes; it is the drafter inside that was set to ask for so much.
-        drafter = self.drafter.parts[0] if isinstance(self.drafter, Forced) else self.drafter
+        drafter = unforced(self.drafter)
         parts = (drafter,) if self.draft_length is None else (drafter, self.draft_length)
         wanted = min((size for part in parts if (size := part.largest()) is not None), default=0)
         if wanted > self.max_draft_tokens:

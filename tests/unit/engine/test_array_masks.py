@@ -17,10 +17,12 @@ from decodery.constraints.reasoning import Reasoning
 from decodery.core.errors import ConstraintError
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.models.step_arrays import StepArrays
 from decodery.sampling.constraint import Constrained, Constraint
 from decodery.sampling.native_processors import NodeMasks
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.forced_batch import ForcedBatch
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
 from decodery.step.drafter import Drafter
@@ -92,21 +94,22 @@ def mixture(drafter: Drafter | str | None = None) -> list[Request]:
 def written(model: Any, requests: list[Request]) -> list[Sequence]:
     """Texts of which half come later; their errors are their own."""
     engine = Engine(model, pass_seconds=lambda context: 1.0 + 0.001 * np.arange(1024))
-    half, held, steps = len(requests) // 2, set[int](), 0
+    half, held = len(requests) // 2, set[int]()
     seqs = [engine.submit(each) for each in requests[:half]]
-    while not all(seq.finished for seq in seqs):
+    for steps in range(100):
         seqs += [engine.submit(each) for each in requests[half:] if steps == 3]
         engine.step()
-        steps += 1
         held |= {id(run.task) for run in engine._arrays.runs}
+    assert all(seq.finished for seq in seqs)
     long = {id(seq) for seq in seqs if len(seq.trace.steps) > 2}
     assert long <= held if model is TARGET else not held, "some texts are not in arrays"
     return seqs
 
 
 def end(engine: Engine, *seqs: Sequence) -> None:
-    while not all(seq.finished for seq in seqs):
+    for _ in range(100):
         engine.step()
+    assert all(seq.finished for seq in seqs)
 
 
 def outcome(seq: Sequence) -> tuple[Any, ...]:
@@ -130,8 +133,8 @@ DRAFTERS: dict[str, Drafter | str | None] = {
 def test_constrained_texts_in_arrays_are_what_they_are_one_by_one(name: str) -> None:
     drafter = DRAFTERS[name]
     together, apart = written(TARGET, mixture(drafter)), written(Counted(TARGET), mixture(drafter))
-    # What these draft depends on the other texts of a step.
-    same = outcome if name in ("auto", "trees") else figures
+    # In arrays what follows forced tokens is not drafted in the same step.
+    same = outcome if drafter else figures
     assert [same(seq) for seq in together] == [same(seq) for seq in apart]
     assert [outcome(seq) for seq in together] == [outcome(seq) for seq in written(TARGET, mixture())]
     assert sum(seq.finish_reason == "stop" for seq in together) > 8, "few texts came to their ends"
@@ -168,14 +171,15 @@ def _bound(each: Request) -> bool:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 7])
-def test_a_constraint_that_breaks_ends_its_own_text(limit: int) -> None:
-    others = [request(number, compiled("words"), "sampled") for number in range(3)]
+@pytest.mark.parametrize("drafter", [None, Auto(warm=None)], ids=["plain", "auto"])
+def test_a_constraint_that_breaks_ends_its_own_text(limit: int, drafter: Drafter | None) -> None:
+    others = [request(number, compiled("words"), "sampled", drafter=drafter) for number in range(3)]
     expected = [outcome(seq) for seq in written(Counted(TARGET), others)]
     engine = Engine(TARGET)
-    broken = engine.submit(request(9, Certain(limit), "sampled"))
+    broken = engine.submit(request(9, Certain(limit), "sampled", drafter=drafter))
     beside = [engine.submit(each) for each in others]
     end(engine, broken, *beside)
-    assert isinstance(broken.error, ConstraintError) and broken.position == limit
+    assert isinstance(broken.error, ConstraintError) and (broken.position == limit or drafter is not None)
     assert [outcome(seq) for seq in beside] == expected
 
 
@@ -244,12 +248,48 @@ def test_texts_share_passes_with_others() -> None:
     assert held > 10 and [outcome(seq) for seq in seqs] == expected
 
 
+@pytest.mark.parametrize("drafter", [Auto(warm=None), PromptLookup(max_ngram=1)], ids=["auto", "copies"])
+def test_forced_tokens_are_drafted_for_all_texts_together(drafter: Drafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come true, and the other drafter learns that it has not guessed them."""
+    learn, told, guesses = ForcedBatch.learn, list[tuple[int, int]](), 0
+
+    def learned(batch: ForcedBatch, steps: StepArrays, ended: Any) -> dict[int, Exception]:
+        nonlocal guesses
+        drafts, before = batch._drafts, steps.accepted.copy()
+        own, sizes = drafts.learn, steps.sizes[[*batch._guessed]] - 1
+
+        def seen(steps: StepArrays, ended: Any) -> dict[int, Exception]:
+            nonlocal guesses
+            told.extend(zip(steps.accepted[[*batch._guessed]].tolist(), sizes.tolist(), strict=True))
+            assert (steps.accepted[[*batch._guessed]] <= [*batch._guessed.values()]).all()
+            guesses += int(np.delete(steps.accepted, [*batch._guessed])[: len(batch.places)].sum())
+            return own(steps, ended)
+
+        monkeypatch.setattr(drafts, "learn", seen)
+        found = learn(batch, steps, ended)
+        monkeypatch.setattr(drafts, "learn", own)
+        assert (steps.accepted == before).all()
+        return found
+
+    monkeypatch.setattr(ForcedBatch, "learn", learned)
+    engine = Engine(TARGET, pass_seconds=lambda context: 1.0 + 0.001 * np.arange(1024))
+    forcing = JSONSchema({"const": {"name": "abc", "age": 12, "na": [True, True, True, "ab"]}}, "compact")
+    constraints = [forcing.compile(VOCABULARY), compiled("words"), compiled("list")]
+    seqs = [engine.submit(request(number, each, "sampled", drafter=drafter)) for number, each in enumerate(constraints)]
+    end(engine, *seqs)
+    assert sum(size for _, size in told) > 5 and sum(came for came, _ in told) < 3, "forced tokens count as guesses"
+    assert seqs[0].trace.passes < 6 and guesses > 0
+    alone = [request(number, each, "sampled") for number, each in enumerate(constraints)]
+    assert [seq.tokens for seq in seqs] == [seq.tokens for seq in written(Counted(TARGET), alone)]
+
+
 def test_a_step_under_constraints_is_few_calls() -> None:
     """Each constrained text gets calls for its state and its mask; texts beside it get none."""
 
-    def calls(constrained: int, free: int) -> float:
-        engine, found = Engine(TARGET), 0
-        seqs = [engine.submit(request(number, compiled("words"), "greedy")) for number in range(constrained)]
+    def calls(constrained: int, free: int, drafter: Drafter | None = None) -> float:
+        engine, found = Engine(TARGET, pass_seconds=lambda context: 1.0 + np.arange(1024)), 0
+        own = {"drafter": drafter, "max_new_tokens": 40}
+        seqs = [engine.submit(request(number, compiled("words"), "greedy", **own)) for number in range(constrained)]
         seqs += [engine.submit(request(number, None, "greedy", eos_ids=())) for number in range(free)]
         while any(seq.position < 4 for seq in seqs):
             engine.step()
@@ -269,3 +309,4 @@ def test_a_step_under_constraints_is_few_calls() -> None:
     assert calls(1, 0) <= 140
     assert calls(1, 31) <= calls(1, 0) + 2
     assert calls(32, 0) <= 32 * 55 + 100
+    assert calls(32, 0, Auto(warm=None)) <= 32 * 110 + 300

@@ -28,6 +28,7 @@ from ..tree_building.native_batch import NativeBatch
 from ..tree_building.native_tree import NativeText, learn_together, propose_together
 from .advice import Advice
 from .draft_credit import AHEAD, EXPOSED, LONGEST, SHARE, DraftCredit, JointCredit
+from .forced import unforced
 from .unadvised import UnadvisedSteps
 
 _REST = 8
@@ -117,10 +118,10 @@ class AutoText:
 def text_of(seq: Sequence, drafter: Drafter) -> AutoText:
     """What `auto` knows of a text.
 
-    It is the state of the text's own drafter, or where that is another one, of its part `drafter`. Texts that draft
-    together have drafters that are alike, not the same one.
+    It is the state of the text's own drafter, or of that inside `Forced`, or where that is another one, of its part
+    `drafter`. Texts that draft together have drafters that are alike, not the same one.
     """
-    own = seq.request.drafter
+    own = unforced(seq.request.drafter or drafter)
     state: AutoText = seq.states[own if type(own) is type(drafter) else drafter]
     return state
 

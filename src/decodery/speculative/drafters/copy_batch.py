@@ -16,6 +16,7 @@ from decodery.step.sequence import Sequence
 
 from ..stores.native_ngrams import NativeNgrams
 from ..stores.ngrams import Pick
+from .forced import unforced
 
 _Index = TypeVar("_Index")
 
@@ -96,7 +97,7 @@ class CopyBatch(DraftBatch):
         """
         if library() is None:
             return None
-        stores = [seq.states[seq.request.drafter or drafter].native for seq in sequences]
+        stores = [seq.states[unforced(seq.request.drafter or drafter)].native for seq in sequences]
         return CopyBatch(places, sequences, stores, length=length, wraps=wraps)
 
     def propose(self, steps: StepArrays, budget: JointBudget) -> int:

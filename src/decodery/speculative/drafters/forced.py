@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -11,13 +12,15 @@ import torch
 
 from decodery.core.registry import register, resolve
 from decodery.core.requirements import Provides
-from decodery.sampling.constraint import Constraint, constrained
+from decodery.sampling.constraint import constrained
 from decodery.step.composite_drafter import Composite
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import MASK_TOKEN, DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine
 from decodery.step.sequence import Sequence
+
+from .forced_batch import ForcedBatch, permitted
 
 
 @register("forced", paper="SGLang: Efficient Execution of Structured Language Model Programs (2023)", lossless=True)
@@ -50,6 +53,15 @@ class Forced(Composite):
     def keeps_logits(self) -> bool:
         return self.parts[0].keeps_logits
 
+    @property
+    def together(self) -> Hashable | None:
+        return None if (own := self.parts[0].together) is None else ("forced", own)
+
+    def batch(self, sequences: Ordered[Sequence], places: Ordered[int]) -> ForcedBatch | None:
+        # By itself a text drafts after its forced tokens, too: that saves passes, and costs calls for each text.
+        own = None if len(sequences) == 1 else self.parts[0].batch(sequences, places)
+        return None if own is None else ForcedBatch(own, sequences, places)
+
     def asks(self, seq: Sequence) -> bool:
         return self.parts[0].asks(seq)
 
@@ -74,7 +86,7 @@ class Forced(Composite):
         with _ahead(seq, forced):
             tree = yield from self._draft(seq, left)
             if tree.origin == "deterministic":
-                tree = _permitted(tree, constraint, seq.processor_states[number])
+                tree = permitted(tree, constraint, seq.processor_states[number])
         return self._behind(seq, forced, tree) if forced else tree
 
     def observe(self, seq: Sequence, seen: VerificationFeedback) -> None:
@@ -99,6 +111,11 @@ class Forced(Composite):
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
         return DraftTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs, tree.changes)
+
+
+def unforced(drafter: Drafter) -> Drafter:
+    """The drafter inside `Forced`, any other one as it is."""
+    return drafter.parts[0] if isinstance(drafter, Forced) else drafter
 
 
 def _behind_forced(seen: VerificationFeedback, count: int) -> VerificationFeedback:
@@ -139,19 +156,3 @@ def _ahead(seq: Sequence, tokens: list[int]) -> Iterator[None]:
     finally:
         seq.processor_states = before
         del seq.tokens[len(seq.tokens) - len(tokens) :]
-
-
-def _permitted(tree: DraftTree, constraint: Constraint, state: object) -> DraftTree:
-    """The nodes that the constraint permits after `state`, in which the root's successors stand."""
-    if len(tree) == 1:
-        return tree
-    states: dict[int, object] = {0: state}
-    keep = np.zeros(len(tree), dtype=bool)
-    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if token == MASK_TOKEN:
-            # Nothing is written there, so that nothing is forbidden.
-            keep[node] = parent == 0 or keep[parent]
-        elif parent in states and constraint.permits(states[parent], token):
-            states[node] = constraint.advance(states[parent], token)
-            keep[node] = True
-    return tree if keep[1:].all() else tree.prune(keep)
