@@ -16,7 +16,7 @@ from decodery.scorers import TextScore, ValueHead
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.step.logits_source import LogitsSource
 from decodery.step.sequence import Sequence
-from decodery_benchmarks.training.values import train_value
+from decodery.training.sampled_value import train_value
 from source_bench import Bench, cost, logprobs
 
 

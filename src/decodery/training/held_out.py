@@ -166,22 +166,25 @@ class HeldOut(Generic[Item]):
         choosing: The items by which the best step is chosen.
         tested: The others; the same where there is one item alone.
         groups: Of the tested items the prompts, or what else they have in common; none where each stands for itself.
+        common: What that is, in the plural.
     """
 
     choosing: list[Item]
     tested: list[Item]
     groups: Sequence[Hashable] = ()
+    common: str = "prompts"
 
     @classmethod
-    def of(cls, items: Sequence[Item], groups: Sequence[Hashable] = ()) -> HeldOut[Item]:
+    def of(cls, items: Sequence[Item], groups: Sequence[Hashable] = (), common: str = "prompts") -> HeldOut[Item]:
         """Every other item for each half.
 
         Args:
             items: In the order of `hold_out`.
             groups: Of all of them.
+            common: What groups are, in the plural.
         """
         choosing, alone = list(items[::2]), len(items) < 2
-        return cls(choosing, choosing if alone else list(items[1::2]), groups if alone else groups[1::2])
+        return cls(choosing, choosing if alone else list(items[1::2]), groups if alone else groups[1::2], common)
 
     def report(
         self,
@@ -206,8 +209,8 @@ class HeldOut(Generic[Item]):
         Args:
             unit: What an item is, in the plural.
         """
-        items, prompts, alone = len(self.tested), len(set(self.groups)), self.tested is self.choosing
-        said = f"{items} {unit}{f' of {prompts} prompts' if 0 < prompts < items else ''}"
+        items, groups, alone = len(self.tested), len(set(self.groups)), self.tested is self.choosing
+        said = f"{items} {unit}{f' of {groups} {self.common}' if 0 < groups < items else ''}"
         return f"{said} that {'also chose the best step' if alone else 'chose nothing'}"
 
     def measured(

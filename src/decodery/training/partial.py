@@ -43,7 +43,7 @@ def train_partial(run: Run, pairs: Ordered[Pair]) -> PartialWeights:
     sources = [tuple(source) for source, _ in pairs]
     split = hold_out(sources, _HELD)
     learned, held = ([pairs[number] for number in part] for part in split)
-    known = HeldOut.of(held, [sources[number] for number in split[1]])
+    known = HeldOut.of(held, [sources[number] for number in split[1]], "sources")
     if len(pairs) < _HELD or not held:
         raise SettingsError(f"partial attention learns from at least {_HELD} pairs of two sources, not {len(pairs)}")
     weights = PartialWeights.initial(model, recipe.seed, last=recipe.last, reset=recipe.reset)

@@ -168,7 +168,7 @@ def train_sven(run: Run, pairs: Sequence[ProgramPair]) -> Prefixes:
             f"{len(pairs)} pairs leave nothing to learn from or nothing to validate with: give at least {_HELD_OUT}, "
             f"none longer than {MOST_TOKENS} tokens"
         )
-    trainee, known = SVENTrainee(model, recipe), HeldOut.of(others, [found[at][1] for at in split[1]])
+    trainee, known = SVENTrainee(model, recipe), HeldOut.of(others, [found[at][1] for at in split[1]], "pairs")
     batch = batches(len(programs), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
     settings = {

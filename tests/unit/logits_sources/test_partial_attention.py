@@ -132,6 +132,8 @@ def test_training_moves_the_second_attention_alone(tmp_path: Path) -> None:
     assert torch.equal(model.weights.layers[0].qkv.weight, before) and weights.layers[0]["output"].abs().max() > 0
     with pytest.raises(SettingsError, match="at least 10 pairs"):
         train_partial(Run(loaded, tmp_path / "other"), [])
+    with pytest.raises(SettingsError, match="of two sources"):
+        train_partial(Run(loaded, tmp_path / "other"), [(PROMPT, [7, number]) for number in range(12)])
 
 
 def wide_model() -> Transformer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +175,8 @@ def test_it_learns_and_resumes_to_the_same_weights(
     for name in CONTROLS:
         assert torch.equal(resumed.by_name[name].data, whole.by_name[name].data)
     figures = whole.facts["validation"]
+    # Both programs of a pair are tested, or none.
+    assert re.fullmatch(r"(\d+) programs of (\d+) pairs that chose nothing", figures["tested on"])
     assert figures["right"] > 0.7 and figures["contrast"] < figures["baselines"]["untrained"]["contrast"] - 0.1
     assert (tmp_path / "whole" / Prefixes.FILE).read_bytes() == (tmp_path / "parts" / Prefixes.FILE).read_bytes()
     with pytest.raises(SettingsError, match="other settings"):

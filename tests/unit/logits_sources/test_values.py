@@ -25,8 +25,8 @@ from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.step.forward_request import run_sync, score
 from decodery.step.scorer import Candidates, Scorer
 from decodery.testing import TableModel, decode
+from decodery.training.sampled_value import train_value
 from decodery.training.value import fit_value, read_judged
-from decodery_benchmarks.training.values import train_value
 from sourced import OTHER, PROMPTS, TARGET, logits_after, text
 
 

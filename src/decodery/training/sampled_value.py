@@ -17,7 +17,8 @@ from decodery.scorers.value_head import LinearValue
 from decodery.step.forward_request import run_sync
 from decodery.step.scorer import Candidates, Scorer, judge
 from decodery.step.sequence import Sequence
-from decodery.training.value import Judged, fit_value
+
+from .value import Judged, fit_value
 
 _TOGETHER = 16
 
