@@ -75,6 +75,7 @@ class Measured(dict[str, Any]):
         each: What it is, by group.
         weights: What each group counts, all the same by default.
         units: How many groups there are; of a figure that compares two kinds, groups of the rarer one.
+        groups: Which they are, where that may differ.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Measured(dict[str, Any]):
         each: Sequence[float],
         weights: Sequence[float] | None = None,
         units: int | None = None,
+        groups: Sequence[Hashable] = (),
     ) -> None:
         super().__init__(figures)
+        self.groups = list(groups)
         self.name, self.each, self.weights = name, each, [1.0] * len(each) if weights is None else weights
         self.units = sum(each > 0 for each in self.weights) if units is None else units
 
@@ -98,8 +101,9 @@ class Measured(dict[str, Any]):
         Returns:
             "gain" and "interval of gain". Nothing where the other is not of these items, or where fewer than two count.
         """
-        units = min(self.units, over.units) if isinstance(over, Measured) and over.name == self.name else 0
-        if not isinstance(over, Measured) or units < 2:
+        if not isinstance(over, Measured) or (over.name, over.groups) != (self.name, self.groups):
+            return {}
+        if (units := min(self.units, over.units)) < 2:
             return {}
         sign = -1.0 if self.name in FALLING else 1.0
         differences = [sign * (own - other) for own, other in zip(self.each, over.each, strict=True)]

@@ -123,7 +123,7 @@ def ranked(
         return Measured(figures, name, (), units=units)
     without = np.array([statistic(values[member != at], labels[member != at]) for at in range(len(names))])
     each = statistic(values, labels) + (len(names) - 1) * (without.mean() - without)
-    return Measured(figures, name, each.tolist(), units=units)
+    return Measured(figures, name, each.tolist(), units=units, groups=names.tolist())
 
 
 def logistic(

@@ -230,6 +230,9 @@ def test_the_gain_in_auroc_says_over_what_and_nothing_of_too_few_prompts() -> No
     assert report["gain"] == "better than length, shuffled labels" and report["shuffled labels"]["gain"] > 0.2
     same = compared(own, {"itself": own})
     assert same["gain"] == "not shown to be better than itself" and same["baselines"]["itself"]["gain"] == 0
+    # Of other prompts, as those of a control may be, nothing is said.
+    other = figures(plain, wrong, [f"other {int(group) // 2}" for group in asked])
+    assert "gain" not in compared(own, {"other": other})["baselines"]["other"]
     # The rarer kind is of too few prompts to say anything, and of one alone nothing can be taken away.
     few = [label and int(group) < 4 for label, group in zip(wrong, asked, strict=True)]
     assert compared(figures(good, few, asked), {"length": figures(plain, few, asked)})["gain"].startswith("fewer")
