@@ -18,6 +18,7 @@
 #define DECODERY_FLOAT_ROWS 8
 #define DECODERY_REGISTERS 32
 #define DECODERY_TILES DECODERY_AMX
+#define DECODERY_UNPACK 1
 
 namespace avx512 {
 #include "vec.h"
@@ -32,6 +33,7 @@ INLINE void store_lanes(float* p, Floats x) { store(p, x); }
 constexpr int32_t weight_offset = 128;
 INLINE Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Bytes weights(const uint8_t* p) { return _mm512_load_si512(p); }
+INLINE void put(uint8_t* p, Bytes x) { _mm512_store_si512(p, x); }
 INLINE Bytes low_halves(const uint8_t* p) { return _mm512_and_si512(_mm512_load_si512(p), _mm512_set1_epi8(15)); }
 INLINE Bytes high_halves(const uint8_t* p) {
     return _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15));

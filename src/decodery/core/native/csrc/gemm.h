@@ -73,6 +73,20 @@ INLINE void each_of(const Todo& todo, std::integer_sequence<int, i...>) { (todo(
 template <int n, class Todo>
 INLINE void each(const Todo& todo) { each_of(todo, std::make_integer_sequence<int, n>{}); }
 #define ALWAYS_INLINE __attribute__((always_inline))
+// Work for all of `count`, `most` at a time as far as possible: work(first, how many, which the compiler knows).
+template <int most, class Work>
+INLINE void rest_of(int32_t first, int32_t left, const Work& work) {
+    if constexpr (most > 0) {
+        if (left == most) return work(first, std::integral_constant<int, most>());
+        rest_of<most - 1>(first, left, work);
+    }
+}
+template <int most, class Work>
+INLINE void in_parts(int32_t count, const Work& work) {
+    int32_t first = 0;
+    for (; first + most <= count; first += most) work(first, std::integral_constant<int, most>());
+    rest_of<most - 1>(first, count - first, work);
+}
 // The same for the steps of a block, which are a loop where writing them out takes minutes to compile.
 #if DECODERY_LOOP_STEPS
 template <int n, class Todo>
@@ -98,6 +112,17 @@ constexpr int32_t side_by_side = R > both_rows<form> ? vectors / 2 : vectors;
 struct Ahead {
     const uint8_t* next;
     int64_t step;
+
+    template <int32_t bytes>
+    ALWAYS_INLINE void ask() {
+        for (int32_t i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+        next += step;
+    }
+    // The same, no line twice: of what many tiles share each asks for little.
+    ALWAYS_INLINE void ask_lines() {
+        for (const uint8_t* line = next + (-reinterpret_cast<intptr_t>(next) & 63); line < next + step; line += 64) __builtin_prefetch(line, 0, 2);
+        next += step;
+    }
 };
 
 // How many bytes are asked for at a time, see `Ahead`.
@@ -227,33 +252,34 @@ INLINE Floats steps_of(const uint8_t* p, int32_t part, int32_t output) {
     else return half_floats(p + 2 * (part * panel_width + output));
 }
 
-// The same for blocks.
-template <int R, Form form>
-static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
-    constexpr int32_t V = outputs_at_a_time<R, form>;
-    const int32_t blocks = a.groups() * 2;
+// Adds blocks `of` a panel. as: the form whose numbers those are that begin at p; its own lie in the panel.
+template <int R, Form form, Form as>
+static void tile_blocks(const uint8_t* w, const uint8_t* p, const Quantized& a, int32_t row, Range of, float* sums, Ahead ahead) {
+    constexpr int32_t V = outputs_at_a_time<R, as>;
+    const int32_t groups = a.groups(), blocks = groups * 2;
     const int64_t stride = a.width;
-    const int8_t* q = a.q + row * stride;
-    const float* scale = a.scale + int64_t(row) * a.groups();
+    const int8_t* q = a.q + row * stride + of.begin * block_size;
+    const float* scale = a.scale + int64_t(row) * groups;
     const float* halves = a.halves + int64_t(row) * blocks;
     const int32_t* totals = a.sums + int64_t(row) * 2 * blocks;
-    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
-    for (int32_t b = 0; b < blocks; ++b, q += block_size) {
+    for (int32_t b = of.begin; b < of.end; ++b, q += block_size) {
         const uint8_t* group = w + b / 2 * 2 * block_bytes(form);
-        const uint8_t *scales = group + scales_at(form, b % 2), *p = group + numbers_at(form, b % 2);
-        for (int32_t i = 0; i < block_bytes(form); i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
-        ahead.next += ahead.step;
+        const uint8_t* scales = group + scales_at(form, b % 2);
+        if constexpr (as == form) {
+            p = group + numbers_at(form, b % 2);
+            ahead.ask<block_bytes(form)>();
+        } else ahead.ask_lines();
         each<vectors / V>([&](auto side) ALWAYS_INLINE {
             constexpr int32_t first = side * V;
             each<halves_of(form)>([&](auto part) ALWAYS_INLINE {
                 Floats found[R][V];
-                block_sums<R, V, form, halves_of(form)>(p, q, stride, first, part,
+                block_sums<R, V, as, halves_of(form)>(p, q, stride, first, part,
                                        [&](int32_t r) ALWAYS_INLINE { return too_much<form>(totals, r * blocks + b, part); }, found);
                 each<V>([&](auto v) ALWAYS_INLINE {
                     constexpr int32_t output = lanes * (first + v);
                     const Floats step = steps_of<form>(scales, part, output);
                     each<R>([&](auto r) ALWAYS_INLINE {
-                        const float s = scale[r * a.groups() + b / 2];
+                        const float s = scale[r * groups + b / 2];
                         float* sum = sums + r * panel_width + output;
                         Floats total = load_lanes(sum) + found[r][v] * step * s;
                         if constexpr (has_least(form)) total = total + steps_of<form>(scales, 1, output) * halves[r * blocks + b];
@@ -262,37 +288,39 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                 });
             });
         });
+        if constexpr (as != form) p += number_bytes(as);
     }
 }
 
 // The same for super-blocks. A group's sums times integer scales are exact: 24 bits, of super6 and super_table4 but for
 // the sum of such products.
-template <int R, Form form>
-static void tile_supers(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
+template <int R, Form form, Form as>
+static void tile_supers(const uint8_t* w, const uint8_t* p, const Quantized& a, int32_t row, Range of, float* sums, Ahead ahead) {
     constexpr Form base = base_of(form);
-    constexpr int32_t V = outputs_at_a_time<R, base>, parts = halves_of(form);
-    const int32_t supers = a.supers();
+    constexpr int32_t V = outputs_at_a_time<R, as>, parts = halves_of(form);
+    const int32_t groups = a.groups(), supers = a.supers();
     const int64_t stride = a.width;
-    const int8_t* q = a.q + row * stride;
-    const float* scale = a.scale + int64_t(row) * a.groups();
-    const int32_t* totals = a.sums + int64_t(row) * 4 * a.groups();
+    const int8_t* q = a.q + row * stride + of.begin * super_size;
+    const float* scale = a.scale + int64_t(row) * groups;
+    const int32_t* totals = a.sums + int64_t(row) * 4 * groups;
     const int8_t* leasts = a.leasts + int64_t(row) * supers * 16;
     const float* least_step = a.least_step + int64_t(row) * supers;
-    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
-    for (int32_t s = 0; s < supers; ++s, w += super_bytes(form)) {
-        const uint8_t *scales = w + super_scales(form), *p = w + super_numbers(form);
+    w += of.begin * super_bytes(form);
+    for (int32_t s = of.begin; s < of.end; ++s, w += super_bytes(form)) {
+        const uint8_t* scales = w + super_scales(form);
+        if constexpr (as == base) p = w + super_numbers(form);
         Floats all[R][vectors] = {};
         for (int32_t g = 4 * s; g < 4 * s + 4; ++g) {
             Floats group[R][vectors] = {};
             for (int32_t block = 0; block < 2; ++block) {
-                for (int32_t i = 0; i < asked_bytes(form); i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
-                ahead.next += ahead.step;
+                if constexpr (as == base) ahead.ask<asked_bytes(form)>();
+                else ahead.ask_lines();
                 each<vectors / V>([&](auto side) ALWAYS_INLINE {
                     constexpr int32_t first = side * V;
                     each<parts>([&](auto part) ALWAYS_INLINE {
                         Floats found[R][V];
-                        block_sums<R, V, base, parts>(p, q, stride, first, part, [&](int32_t r) ALWAYS_INLINE {
-                            const int32_t b = (r * a.groups() + g) * 2 + block, only = too_much<base>(totals, b, part);
+                        block_sums<R, V, as, parts>(p, q, stride, first, part, [&](int32_t r) ALWAYS_INLINE {
+                            const int32_t b = (r * groups + g) * 2 + block, only = too_much<base>(totals, b, part);
                             return form == super_table4 ? only + too_much<base>(totals, b, 1) : only;
                         }, found);
                         each<V>([&](auto v) ALWAYS_INLINE {
@@ -302,12 +330,12 @@ static void tile_supers(const uint8_t* w, const Quantized& a, int32_t row, float
                         });
                     });
                 });
-                p += number_bytes(form);
+                p += number_bytes(as);
                 q += block_size;
                 scales += parts * panel_width;
             }
             each<R>([&](auto r) ALWAYS_INLINE {
-                const float by = scale[r * a.groups() + g];
+                const float by = scale[r * groups + g];
                 each<vectors>([&](auto v) ALWAYS_INLINE { all[r][v] = all[r][v] + group[r][v] * by; });
             });
         }
@@ -390,10 +418,13 @@ INLINE void tile_as(const uint8_t* w, const Quantized& a, int32_t row, float* su
 #if DECODERY_PAIRS
     else if constexpr (R > 1 && (form == rows8 || form == rows2)) return tile_pairs<R, form>(w, a, row, sums, ahead);
 #endif
-    else if constexpr (is_super(form)) return tile_supers<R, form>(w, a, row, sums, ahead);
     else if constexpr (form == rows8) return tile<R>(w, a, row, sums, ahead);
     else if constexpr (form == rows2) return tile_ternary<R>(w, a, row, sums, ahead);
-    else return tile_blocks<R, form>(w, a, row, sums, ahead);
+    else {
+        for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
+        if constexpr (is_super(form)) tile_supers<R, form, base_of(form)>(w, w, a, row, {0, a.supers()}, sums, ahead);
+        else tile_blocks<R, form, form>(w, w, a, row, {0, 2 * a.groups()}, sums, ahead);
+    }
 }
 
 template <int R>
@@ -431,6 +462,56 @@ static void tile_rows(int32_t r, Form form, const uint8_t* w, const Quantized& a
 #endif
     }
 }
+
+#if DECODERY_UNPACK
+// Rows from which on the numbers of a block, or super-block, are unpacked once for all of them, and as many as share that.
+constexpr int32_t unpacked_from = 12, unpacked_rows = 64;
+// Those of super4 take as long to store and read again as to unpack for every four rows.
+constexpr bool is_packed(Form form) { return form != super4 && form != rows8 && form != rows2 && form != blocks8 && !is_floating(form); }
+
+// Numbers of blocks to those that blocks8 keeps.
+template <Form form>
+INLINE void unpack(const uint8_t* p, uint8_t* to) {
+    each<block_size / 4>([&](auto step) ALWAYS_INLINE {
+        each<vectors>([&](auto v) ALWAYS_INLINE { put(to + 64 * (2 * step + v), numbers<form>(p, step, v)); });
+    });
+}
+template <Form form>
+static void tile_unpacked(const uint8_t* w, const Quantized& a, int32_t row, int32_t rows, float* sums, Ahead ahead) {
+    constexpr Form base = base_of(form);
+    constexpr int32_t at_once = super_size / block_size, bytes = number_bytes(blocks8);
+    alignas(64) uint8_t room[at_once * bytes];
+    for (int i = 0; i < rows * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
+    for (int32_t b = 0, blocks = 2 * a.groups(); b < blocks; b += at_once) {
+        const int32_t count = blocks - b < at_once ? blocks - b : at_once;
+        for (int32_t i = 0; i < count; ++i) {
+            const uint8_t* group = w + (b + i) / 2 * 2 * block_bytes(base);
+            const uint8_t* p = is_super(form) ? w + b / at_once * super_bytes(form) + super_numbers(form) + i * number_bytes(form) : group + numbers_at(base, (b + i) % 2);
+            unpack<base>(p, room + i * bytes);
+        }
+        in_parts<most_rows(form)>(rows, [&](int32_t first, auto some) {
+            constexpr int32_t R = decltype(some)::value;
+            float* own = sums + first * panel_width;
+            if constexpr (is_super(form)) tile_supers<R, form, blocks8>(w, room, a, row + first, {b / at_once, b / at_once + 1}, own, ahead);
+            else tile_blocks<R, form, blocks8>(w, room, a, row + first, {b, b + count}, own, ahead);
+            ahead.next += count * ahead.step;
+        });
+    }
+}
+static void tile_many(Form form, const uint8_t* w, const Quantized& a, int32_t row, int32_t rows, float* sums, Ahead ahead) {
+    switch (form) {
+        case blocks4: return tile_unpacked<blocks4>(w, a, row, rows, sums, ahead);
+        case table4: return tile_unpacked<table4>(w, a, row, rows, sums, ahead);
+        case blocks5: return tile_unpacked<blocks5>(w, a, row, rows, sums, ahead);
+        case blocks6: return tile_unpacked<blocks6>(w, a, row, rows, sums, ahead);
+        case super_table4: return tile_unpacked<super_table4>(w, a, row, rows, sums, ahead);
+        case super5: return tile_unpacked<super5>(w, a, row, rows, sums, ahead);
+        case super6: return tile_unpacked<super6>(w, a, row, rows, sums, ahead);
+        case float4: return tile_unpacked<float4>(w, a, row, rows, sums, ahead);
+        default: return tile_unpacked<mxfp4s>(w, a, row, rows, sums, ahead);
+    }
+}
+#endif
 
 constexpr int32_t float_rows = DECODERY_FLOAT_ROWS;    // that share a load of weights in floating point
 
@@ -556,12 +637,18 @@ static void tile_floats(int32_t r, Form form, const uint8_t* w, const float* x, 
 #include "amx.h"
 #endif
 
+#if DECODERY_UNPACK
+constexpr int32_t most_sums = unpacked_rows;
+#else
+constexpr int32_t most_sums = float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS;
+#endif
+
 // out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels. tiles: whether AMX may be used.
 template <class Out>
 static void multiply(const Linear& linear, const Quantized& a, int32_t rows, bool tiles, int32_t thread, const Team& team, const Out& out) {
     const bool floating = is_floating(linear.form);
     const int32_t most = floating ? float_rows : most_rows(linear.form);
-    alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
+    alignas(64) float sums[most_sums * panel_width];
     const int64_t size = panel_bytes(linear.form, linear.in);
     const int64_t step = asked_bytes(linear.form);
     // Numbers of mxfp4s are summed as twice what they are.
@@ -575,6 +662,9 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, boo
     (void)tiles;
 #endif
     const int32_t blocks = (rows - many + most - 1) / most;
+#if DECODERY_UNPACK
+    const bool unpacks = is_packed(linear.form) && rows - many >= unpacked_from;
+#endif
     for (int32_t p = mine.begin; p < mine.end; ++p) {
         const uint8_t* w = linear.weight + p * size;
         const bool scaled = linear.scale != nullptr;
@@ -592,6 +682,18 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, boo
         };
 #if DECODERY_TILES
         if (many > 0) multiply_many(linear, w, w + size, a, many, finish);
+#endif
+#if DECODERY_UNPACK
+        if (unpacks) {
+            const int32_t parts = (rows - many + unpacked_rows - 1) / unpacked_rows;
+            for (int32_t part = 0; part < parts; ++part) {
+                const Range span = share(rows - many, part, parts);
+                const int32_t count = span.end - span.begin, first = many + span.begin, tiles = (count + most - 1) / most;
+                tile_many(linear.form, w, a, first, count, sums, {w + size + size / parts * part, step / parts / tiles});
+                finish(first, first + count, sums);
+            }
+            continue;
+        }
 #endif
         for (int32_t block = 0; block < blocks; ++block) {
             const Range span = share(rows - many, block, blocks);

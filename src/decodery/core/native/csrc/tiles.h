@@ -54,21 +54,6 @@ struct Query {
     int32_t run() const { return seen.end - seen.begin; }
 };
 
-// Work for all of `count`, `most` at a time as far as possible: work(first, how many, which the compiler knows).
-template <int most, class Work>
-INLINE void rest_of(int32_t first, int32_t left, const Work& work) {
-    if constexpr (most > 0) {
-        if (left == most) return work(first, std::integral_constant<int, most>());
-        rest_of<most - 1>(first, left, work);
-    }
-}
-template <int most, class Work>
-INLINE void in_parts(int32_t count, const Work& work) {
-    int32_t first = 0;
-    for (; first + most <= count; first += most) work(first, std::integral_constant<int, most>());
-    rest_of<most - 1>(first, count - first, work);
-}
-
 // Asks for what is needed soon: a text's pages are more than what the machine foresees.
 INLINE void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
