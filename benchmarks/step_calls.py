@@ -3,14 +3,14 @@
     python benchmarks/step_calls.py [--model smollm2] [--texts 1 4 16 64] [--out benchmarks/results/step-calls.json]
 
 Every text writes greedily, also under a memory limit as a server has and with log-probabilities, with top-p, with the
-drafter `auto`, or under a cache policy, which takes each text out of the arrays. Calls are those that `sys.setprofile`
-reports, on average over some steps. The time beside the pass is that of the stepping thread in `Engine.step` less what
-layers and head take, as `time.thread_time` has it, the least of several steps: other programs on the machine can only
-add to it.
+drafter `auto`, under a JSON schema, also with `auto`, or under a cache policy, which takes each text out of the arrays.
+Calls are those that `sys.setprofile` reports, on average over some steps. The time beside the pass is that of the
+stepping thread in `Engine.step` less what layers and head take, as `time.thread_time` has it, the least of several
+steps: other programs on the machine can only add to it.
 Of `auto` there are steps in which it looks for drafts, whose price it can always pay here, and steps in which it finds
 that no draft is affordable; all others are steps of plain decoding.
-Where one native call takes the whole step, its choice of tokens is made once more to tell it from the pass. Set
-DECODERY_THREADS=1, so that no thread waits for another.
+Where one native call takes the whole step, its choice of tokens is made once more to tell it from the pass; under a
+schema the time beside the pass has masks and states in it. Set DECODERY_THREADS=1, so that no thread waits for another.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ from typing import Any
 import numpy as np
 
 import decodery
+from decodery.constraints import JSONSchema
 from decodery.core.native.kernels import library
 from decodery.core.native.structs import ArrayStepStruct, SamplingStruct
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
+from decodery.sampling.constraint import Constrained
 from decodery.sampling.sampler import Sampler
 from decodery.speculative.drafters.auto_text import AutoBatch
+from decodery.speculative.drafters.forced_batch import ForcedBatch
 from decodery_benchmarks.results import write_result
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -41,10 +44,22 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top-p": {"sampler": Sampler.from_settings(temperature=0.8, top_p=0.95)},
     "auto": {"drafter": "auto"},
     "auto, none affordable": {"drafter": "auto"},
+    "json schema": {},
+    "json schema, auto": {"drafter": "auto"},
     "quest": {"cache_policy": "quest"},
 }
+ITEM = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+}
+SCHEMA = {"type": "array", "items": ITEM, "minItems": 2000}
 LIMITS = {"greedy, limited": Limits(cache_bytes=4 << 30)}
-CREDIT = {"auto": 1e6, "auto, none affordable": -1e6}
+CREDIT = {"auto": 1e6, "auto, none affordable": -1e6, "json schema, auto": 1e6}
 """What drafts may lose."""
 PASSES = ("decodery_layers", "decodery_head", "decodery_step")
 PROMPT = list(range(40, 72))
@@ -82,9 +97,12 @@ class Timed:
         return thread_time() - begin
 
 
-def started(model: Any, texts: int, name: str, length: int) -> Engine:
+def started(lm: Any, texts: int, name: str, length: int) -> Engine:
     """An engine whose texts of a setting have all read their prompts."""
-    engine, settings = Engine(model, limits=LIMITS.get(name)), SETTINGS[name]
+    engine, settings = Engine(lm.model, limits=LIMITS.get(name)), SETTINGS[name]
+    if name.startswith("json schema"):
+        constraint = JSONSchema(SCHEMA).compile(lm.vocabulary)
+        settings = settings | {"sampler": Sampler((Constrained(constraint), *Sampler.from_settings().processors))}
     seqs = [
         engine.submit(Request([*PROMPT, 100 + number], max_new_tokens=length, seed=number, **settings))
         for number in range(texts)
@@ -96,7 +114,8 @@ def started(model: Any, texts: int, name: str, length: int) -> Engine:
 
 def credited(engine: Engine, credit: float | None) -> list[AutoBatch]:
     """What drafts may lose in the next step, of all that `auto` makes."""
-    batches = [each for each in engine._arrays._drafts if isinstance(each, AutoBatch)]
+    drafts = [each._drafts if isinstance(each, ForcedBatch) else each for each in engine._arrays._drafts]
+    batches = [each for each in drafts if isinstance(each, AutoBatch)]
     for each in batches if credit is not None else ():
         each.rests, each._native.state.balance, each._native.state.resting = 0, credit, 0
     return batches
@@ -155,10 +174,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    model, rows = decodery.load(given.model).model, []
+    lm, rows = decodery.load(given.model), []
     for name in SETTINGS:
         for texts in given.texts:
-            engine = started(model, texts, name, 4000)
+            engine = started(lm, texts, name, 4000)
             seconds, passes = beside(engine, given.steps, CREDIT.get(name))
             row = {"setting": name, "texts": texts, "calls": round(calls(engine, given.steps, CREDIT.get(name)), 1)}
             row |= {"beside_us": round(1e6 * seconds, 1), "pass_us": round(1e6 * passes, 1)}
