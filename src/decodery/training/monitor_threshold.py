@@ -22,7 +22,7 @@ from .evaluation import CHOSE_NOTHING, doubts, figures, lines_content
 from .held_out import compared
 from .kind import ARGUMENT, Data, Run, kind, option
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
-from .ranking import parts
+from .ranking import parts, word_scores
 
 
 def calibrate(
@@ -47,7 +47,7 @@ def calibrate(
 
     Returns:
         The threshold, and the report of the test part: how well the highest scores rank what is looked for, beside the
-        texts' lengths and mean log-probabilities, and the shares that the threshold flags.
+        texts' lengths, mean log-probabilities and words, and the shares that the threshold flags.
     """
     scores = highest_scores(lm, chats, monitor, unit=unit, progress=progress)
     tested = parts([each.group for each in chats], seed) == "test"
@@ -61,6 +61,10 @@ def calibrate(
     baselines = {"length": figures([sum(len(text) for _, text in each) for each in written], *known)}
     if all(text for each in written for _, text in each):
         baselines["mean log-probability"] = figures([float(np.mean(doubts(lm, each))) for each in written], *known)
+    learned = [each for each, own in zip(chats, tested, strict=True) if not own]
+    bags = [[" ".join(said["content"] for said in each.messages) for each in some] for some in (learned, test)]
+    words = word_scores(bags[0], [each.label for each in learned], bags[1])
+    baselines["bag of words"] = figures(words, *known)
     return threshold, {"unit": f"{unit}s", "tested on": CHOSE_NOTHING, **compared(own, baselines)}
 
 

@@ -49,7 +49,7 @@ def judged(seed: int = 0, *, apart: float = 2.0, count: int = 400) -> Judged:
     return Judged(scores.tolist(), wrong.tolist(), groups, [f"{at % 3}" for at in range(count)], 1.0)
 
 
-def test_figures_tell_signal_from_none_and_say_how_sure_they_are() -> None:
+def test_figures_tell_signal_from_none_and_say_how_sure_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found, nothing = detection("m", "a", [judged(), judged(1)]), detection("m", "b", [judged(apart=0.0)])
     assert 0.88 < found["low"] < found["auroc"] < found["high"] < 0.96 and len(found["by_seed"]) == 2
     assert nothing["low"] < 0.5 < nothing["high"] and found["false"] < 0.25 < 0.75 < found["flagged"]
@@ -63,8 +63,13 @@ def test_figures_tell_signal_from_none_and_say_how_sure_they_are() -> None:
     bent = (np.abs(chances - 0.5)).tolist()
     assert calibration_error(Judged(bent, (chances > 0.8).tolist(), groups, groups)) > 0.075
     assert mcnemar(0, 0) == 1.0 and mcnemar(5, 0) == 0.0625 and mcnemar(3, 3) == 1.0
-    scores = word_scores(["a salt", "b salt", "a", "b"], [True, True, False, False], ["salt", "c"])
+    given = ["a salt", "b salt", "a", "b", "a"], [True, True, False, False, False], ["salt", "b"]
+    scores = word_scores(*given)
     assert scores[0] > 0 > scores[1]
+    with monkeypatch.context() as patch:
+        # The most frequent word of a bag of one is "a": of others nothing is said.
+        patch.setattr("decodery.training.ranking._WORDS", 1)
+        assert len(set(word_scores(*given))) == 1
     import torch
 
     rows = torch.randn(40, 6, 4, generator=torch.Generator().manual_seed(0))

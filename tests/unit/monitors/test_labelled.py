@@ -128,6 +128,12 @@ def test_a_monitor_is_calibrated_by_the_scores_that_it_has_in_use(tmp_path: Path
     lm, texts = tiny_lm(), own_texts(40)
     threshold, report = calibrate(lm, texts, Confidence("worst"), 0.2, data="own")
     assert threshold.chat is True and threshold.tokens == 8 and threshold.unit == "text"
+    assert list(report["baselines"]) == ["length", "mean log-probability", "bag of words"]
+    marked = [replace(each, messages=(*each.messages[:-1], {"role": "assistant", "content": f"a {each.label}"}))
+              for each in texts]  # fmt: skip
+    _, told = calibrate(lm, marked, Confidence("worst"), 0.2)
+    # The words are those of texts that nothing is tested on.
+    assert told["baselines"]["bag of words"]["auroc"] == 1.0
     assert threshold.harmless == sum(not each.label for each in texts) - report["items"] // 2
     # The longest answer of a conversation may be an earlier one.
     talks = [replace(each, messages=(*chat("a", "b" * 12).messages, *each.messages)) for each in texts[:16]]
