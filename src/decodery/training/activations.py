@@ -20,13 +20,12 @@ from decodery.step.sequence import Sequence
 from .checkable import CheckableQuestion, built_in, read_checkable
 from .kept_files import keep, kept
 from .kind import ARGUMENT, PLAIN, Data, Run, option
-from .labelled import LabelledChat, is_labelled, read_chats, reread
+from .labelled import LabelledChat, decoded, is_labelled, read_chats, reread
 from .loop import content
 from .tensors import bool_tensor, int_tensor
 
 SHARD = 64
 """Questions whose answers are kept in one file, and decoded together in parts."""
-_TOGETHER = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,23 +78,13 @@ def collect(
 def _answers(
     lm: LLM, asked: Ordered[CheckableQuestion], recorder: Recorder, max_new_tokens: int, chat: bool
 ) -> Iterator[Answered]:
-    for first in range(0, len(asked), _TOGETHER):
-        engine, texts = lm.engine(), list[Sequence]()
-        for question in asked[first : first + _TOGETHER]:
-            request = lm.request_for(
-                question.prompt,
-                apply_chat_template=chat,
-                max_new_tokens=max_new_tokens,
-                stop=() if chat else "\n",
-                drafter=None,
-                monitor=recorder,
-            )
-            texts.append(engine.submit(request))
-        engine.run(texts)
-        for question, text in zip(asked[first : first + _TOGETHER], texts, strict=True):
-            assert text.text is not None
-            right = question.held_by if chat else question.right
-            yield _answered(question, not right(text.text.text), text, recorder.sites)
+    how: dict[str, Any] = {"apply_chat_template": chat, "max_new_tokens": max_new_tokens, "monitor": recorder}
+    how |= {"stop": () if chat else "\n", "drafter": None}
+    texts = decoded(lm, (lm.request_for(question.prompt, **how) for question in asked))
+    for question, text in zip(asked, texts, strict=True):
+        assert text.text is not None
+        right = question.held_by if chat else question.right
+        yield _answered(question, not right(text.text.text), text, recorder.sites)
 
 
 def _tensors(answers: Ordered[Answered], sites: Ordered[str]) -> dict[str, torch.Tensor]:

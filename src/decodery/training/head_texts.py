@@ -20,7 +20,7 @@ from decodery.monitors.sae import HeadCodes
 
 from .evaluation import Evaluation, MonitorContext, doubts, keep_evaluated
 from .kind import ARGUMENT, COUNT, Bounded, Data, Run, bounded, kind, option
-from .labelled import LabelledChat, is_labelled, read_chats, reread
+from .labelled import LabelledChat, decoded, is_labelled, read_chats, reread
 from .ranking import part_of
 from .sae import BehaviourExample, built_in_examples, highest, read_examples, train_sae
 from .tensors import bool_tensor
@@ -55,17 +55,9 @@ def written(
     """
     config = lm.model.config
     taps, found = tuple(f"head_out.{layer}" for layer in range(config.num_layers)), []
-    for number, each in enumerate(examples):
-        engine = lm.engine()
-        request = lm.request_for(
-            each.prompt,
-            apply_chat_template=chat,
-            max_new_tokens=max_new_tokens,
-            drafter=None,
-            monitor=Recorder(taps, 1),
-        )
-        seq = engine.submit(request)
-        engine.run([seq])
+    how: dict[str, Any] = {"apply_chat_template": chat, "max_new_tokens": max_new_tokens, "monitor": Recorder(taps, 1)}
+    texts = decoded(lm, (lm.request_for(each.prompt, drafter=None, **how) for each in examples))
+    for number, (each, seq) in enumerate(zip(examples, texts, strict=True)):
         seen = [torch.stack([hidden[tap] for tap in taps]) for _, hidden in monitor_states(seq)[0][1]]
         rows = torch.stack(seen).view(len(seen), -1, config.head_dim).half()
         prompt = lm.tokenizer.encode(each.prompt, special=False)

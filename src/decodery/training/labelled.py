@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from decodery.core.errors import CorruptFile, SettingsError
 from decodery.engine.monitoring import monitor_reports
+from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.models.loaders.store import Progress, silent
 from decodery.sampling.banned import Banned
@@ -140,28 +142,38 @@ def reread(
     if lm.chat_template is None:
         raise SettingsError("this model has no chat template, so it reads no messages: choose a chat model")
     reading = [replace(each, action="flag", threshold=math.inf) for each in monitors]
-    for first in range(0, len(chats), _TOGETHER):
-        engine, texts = lm.engine(), list[Sequence]()
-        for each in chats[first : first + _TOGETHER]:
-            tokens = written_tokens(lm, each)
-            request = lm.request_for(
-                each.prompt,
-                max_new_tokens=max(len(tokens), 1),
-                sampler=[Banned(written=dict(enumerate(tokens)))],
-                drafter=PredictedOutput(tuple(tokens), _AT_ONCE, "prompt-lookup") if tokens else None,
-                monitor=reading,
+
+    def request(chat: LabelledChat) -> Request:
+        tokens = written_tokens(lm, chat)
+        made = lm.request_for(
+            chat.prompt,
+            max_new_tokens=max(len(tokens), 1),
+            sampler=[Banned(written=dict(enumerate(tokens)))],
+            drafter=PredictedOutput(tuple(tokens), _AT_ONCE, "prompt-lookup") if tokens else None,
+            monitor=reading,
+        )
+        if len(made.prompt) + len(tokens) > lm.model.config.max_positions:
+            raise SettingsError(
+                f"the conversation of line {chat.line} has {len(made.prompt) + len(tokens)} tokens and the model's "
+                f"context {lm.model.config.max_positions}: shorten it"
             )
-            if len(request.prompt) + len(tokens) > lm.model.config.max_positions:
-                raise SettingsError(
-                    f"the conversation of line {each.line} has {len(request.prompt) + len(tokens)} tokens and the "
-                    f"model's context {lm.model.config.max_positions}: shorten it"
-                )
-            texts.append(engine.submit(request))
+        return made
+
+    for number, text in enumerate(decoded(lm, map(request, chats)), start=1):
+        progress("reading texts", number, len(chats))
+        yield text
+
+
+def decoded(lm: LLM, requests: Iterable[Request]) -> Iterator[Sequence]:
+    """The texts of requests, in order; some of them are decoded together."""
+    waiting = iter(requests)
+    while some := list(islice(waiting, _TOGETHER)):
+        engine = lm.engine()
+        texts = [engine.submit(each) for each in some]
         engine.run(texts)
-        for number, text in enumerate(texts, start=first + 1):
+        for text in texts:
             if text.error is not None:
                 raise text.error
-            progress("reading texts", number, len(chats))
             yield text
 
 

@@ -26,7 +26,7 @@ from .checkable import CheckableQuestion
 from .evaluation import ALONE, CHOSE_NOTHING, Evaluation, MonitorContext, keep_evaluated
 from .held_out import compared
 from .kind import ARGUMENT, Data, Run, kind, option
-from .labelled import LabelledChat, is_labelled, read_chats
+from .labelled import LabelledChat, decoded, is_labelled, read_chats
 from .lines import read_objects
 from .probe import train_probe, worst
 from .ranking import part_of
@@ -149,13 +149,10 @@ class ReadConversation:
 
 def hear(lm: LLM, talks: Ordered[Talk], sites: Ordered[str], progress: Progress = silent) -> list[ReadConversation]:
     """Let the model read them, as it would answer them."""
-    found = []
-    for number, talk in enumerate(talks):
-        engine = lm.engine()
-        watching = [TurnRecorder(tuple(sites)), Recorder((), 1)]
-        request = lm.request_for(talk.messages(), max_new_tokens=1, drafter=None, monitor=watching, ignore_eos=True)
-        seq = engine.submit(request)
-        engine.run([seq])
+    found, watching = list[ReadConversation](), [TurnRecorder(tuple(sites)), Recorder((), 1)]
+    how: dict[str, Any] = {"max_new_tokens": 1, "drafter": None, "monitor": watching, "ignore_eos": True}
+    texts = decoded(lm, (lm.request_for(talk.messages(), **how) for talk in talks))
+    for number, (talk, seq) in enumerate(zip(talks, texts, strict=True)):
         turns: Turns = monitor_states(seq)[0]
         _, ((numbers, _),) = monitor_states(seq)[1]
         found.append(ReadConversation(talk, turns.found, -float(numbers[-5])))
