@@ -107,7 +107,7 @@ class Kernels:
         found = []
         for kernel in (attend, None):
             with by_kernel(kernel):
-                step = paged_rows.PagedRows.of(segments, config, [None])
+                step = paged_rows.PagedRows.of(segments, config, [None], dtype)
                 found.append(step.attend(0, 0, queries, keys, values, dim**-0.5).double())
         return self._error(found[0], found[1], dtype, f"{shape}, {held}, {counts}")
 

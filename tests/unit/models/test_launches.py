@@ -90,7 +90,7 @@ for rows in (*range(1, 20), 33, 48, 64, 100, 256):
             cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=torch.float16)
             cache.reserve(np.arange(rows))
             segments.append(Segment(np.arange(rows), np.zeros(rows, dtype=np.int64), cache=cache))
-        step = PagedRows.of(segments, config, [None])
+        step = PagedRows.of(segments, config, [None], torch.float16)
         shape = rows * texts, config.num_kv_heads, config.head_dim
         queries = torch.zeros(shape[0], config.num_heads, config.head_dim).half()
         paged_kernel.attend(step, step.tables[:, 0], 0, queries, *torch.zeros(2, *shape).half(), 1.0, parts=1)
@@ -113,9 +113,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from decodery.models.cuda import paged_kernel
+from decodery.models.torch.paged_rows import rows_of_tile
 
 kernel = paged_kernel._attend
 for dtype, name, rows in ((torch.bfloat16, "*bf16", 64), (torch.float32, "*fp32", 16)):
+    assert max(rows_of_tile(512, 4, dtype) * 4, 16) == rows
     sizes = {"HEADS": 8, "GROUP": 4, "DIM": 256, "WIDE": 256, "ROWS": rows, "CAPPED": False, "SINKS": False, "PARTS": 1}
     sizes |= {"BLOCK": paged_kernel.block_of(256, dtype), "PAGE": 16 * 256, "CODED": 0}
     kinds = {name: "*i32" for name in ("table", "tiles", "begins", "bits")} | {"scale": "fp32", "cap": "fp32"}

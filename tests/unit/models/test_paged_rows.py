@@ -109,7 +109,7 @@ def compare(
     values *= size
     sink = numbers(random, config.num_heads, dtype=dtype) if sinks else None
     scale = config.head_dim**-0.5
-    step = PagedRows.of(segments, config, windows)
+    step = PagedRows.of(segments, config, windows, dtype)
     if attend_by is not None:
         step.kernel = attend_by
     for layer in range(config.num_layers):
@@ -204,7 +204,10 @@ def test_kernels_write_the_bytes_of_the_formula(held: str) -> None:
     rows = numbers(random, 24, 1, 16, dtype=torch.float32) * 10.0 ** torch.arange(-12, 12, device=DEVICE)[:, None, None]
     rows[3] = 0.0
     rows[5, 0, 2], rows[6, 0, 3] = torch.inf, torch.nan
-    step = PagedRows.of([Segment(np.arange(24), np.zeros(24, dtype=np.int64), cache=cache)], config, [None])
+    segment = Segment(np.arange(24), np.zeros(24, dtype=np.int64), cache=cache)
+    half, step = (PagedRows.of([segment], config, [None], dtype) for dtype in (torch.float16, torch.float32))
+    # Tiles go by what is multiplied, whatever pages hold.
+    assert (half.layout.tile_rows, step.layout.tile_rows) == (64, 16)
     found(step, step.tables[:, 0], 0, rows, rows, rows, 1.0)
     written, meant = cache.stored(0)[0][0], coded.encode(rows[:, 0], dtype)
     finite = [number for number in range(24) if number not in (5, 6)]
@@ -243,7 +246,7 @@ def test_a_kernel_is_launched_on_the_device_of_its_rows(monkeypatch: pytest.Monk
     config = tiny_transformer().config
     cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, device=DEVICE)
     cache.reserve(np.arange(2))
-    step = PagedRows.of([Segment(np.arange(2), np.arange(2), cache=cache)], config, [None])
+    step = PagedRows.of([Segment(np.arange(2), np.arange(2), cache=cache)], config, [None], torch.float32)
 
     def launched(step: PagedRows, table: torch.Tensor, kind: int, queries: torch.Tensor, *more: Any) -> torch.Tensor:
         assert entered[0] is queries

@@ -143,7 +143,7 @@ class StaticPass:
         self._captured: Captured[Result] = Captured(shape, model.device, memory)
         self._windows = windows_of(config)
         group = config.num_heads // config.num_kv_heads
-        tile_rows = rows_of_tile(-(-shape.rows // shape.texts), group, pool.dtype)
+        tile_rows = rows_of_tile(-(-shape.rows // shape.texts), group, model.dtype)
         words, kinds = shape.tentative // BITS, len(self._windows)
         self.layout = Layout(shape.rows, words, kinds, shape.texts + shape.rows // tile_rows, tile_rows)
         # What is of 64 bits lies first.

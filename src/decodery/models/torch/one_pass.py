@@ -61,7 +61,7 @@ class Pass:
         if self._together:
             self._windows = windows_of(model.config)
             segments = [batch.segments[number] for number in self._together]
-            self._paged = PagedRows.of(segments, model.config, self._windows)
+            self._paged = PagedRows.of(segments, model.config, self._windows, model.dtype)
         self.inputs = torch.empty(0, dtype=model.dtype, device=model.device)
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -73,13 +73,22 @@ class PagedRows:
             self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
     @classmethod
-    def of(cls, segments: Sequence[Segment], config: ModelConfig, windows: list[int | None]) -> PagedRows:
-        """The rows of these texts, brought to the device by one copy, and changed page tables by another."""
+    def of(
+        cls, segments: Sequence[Segment], config: ModelConfig, windows: list[int | None], dtype: torch.dtype
+    ) -> PagedRows:
+        """The rows of these texts, brought to the device by one copy, and changed page tables by another.
+
+        Args:
+            segments: The texts.
+            config: Of the model.
+            windows: See `windows_of`.
+            dtype: Of queries.
+        """
         caches = [segment.cache for segment in segments if segment.cache is not None]
         pool, counts = caches[0].pages.pool, [len(segment) for segment in segments]
         assert isinstance(pool, TensorPool)
         tables = pool.tables(*caches[0].pages.table.shape[:2])
-        tile_rows = rows_of_tile(max(counts), config.num_heads // config.num_kv_heads, pool.dtype)
+        tile_rows = rows_of_tile(max(counts), config.num_heads // config.num_kv_heads, dtype)
         tiles = sum(-(-n // tile_rows) for n in counts)
         words = -(-max(segment.retained + len(segment) for segment in segments) // BITS)
         layout = Layout(sum(counts), words, len(windows), tiles, tile_rows)
@@ -208,16 +217,16 @@ def windows_of(config: ModelConfig) -> list[int | None]:
     return list(dict.fromkeys(config.window(layer) for layer in range(config.num_layers)))
 
 
-def rows_of_tile(most: int, group: int, held: torch.dtype) -> int:
+def rows_of_tile(most: int, group: int, dtype: torch.dtype) -> int:
     """Rows of a text that a kernel takes together.
 
     Args:
         most: Rows that texts have at most.
         group: Heads that share keys and values.
-        held: What pages hold.
+        dtype: Of queries, whatever pages hold.
     """
     # Kernels write products of float32 out.
-    few = most * group <= _SMALL or held.itemsize > 2
+    few = most * group <= _SMALL or dtype.itemsize > 2
     return max((_SMALL if few else _LARGE) // group, 1)
 
 

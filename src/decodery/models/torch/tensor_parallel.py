@@ -109,7 +109,7 @@ class SplitTransformer(Transformer):
         """What no process can do by itself is left out."""
         known = super().capabilities
         # Processes compare the tokens of their passes on the host.
-        known = replace(known, chosen=False, costs=False)
+        known = replace(known, chosen=False, visible=False, costs=False)
         return replace(known, sites=SITES - {"head_out"}, policies=False, parts=False, gradients=False)
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), layer_plan: LayerPlan = WHOLE) -> Scores:

@@ -49,22 +49,19 @@ class PEAGLEHead(EAGLE3Head):
 
     def read_all(self, texts: Ordered[TextItems]) -> torch.Tensor:
         first, memories = super().read_all(texts), [memory for memory, _, _, _ in texts]
-        n = self.reach - 1
-        features, embedded = (each.expand(n * len(texts), -1) for each in self._masked())
+        n, rows = self.reach - 1, (self.reach - 1) * len(texts)
+        if not n:
+            return first
         blocks = [HeadRows(each, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
-        below = self.leave(self.attended(blocks, *self.inputs(features, embedded)))[1]
-        for memory, rows in zip(memories, below.split(n), strict=True):
+        tokens = torch.full((rows,), self.trained.settings["mask_token"], dtype=torch.int64, device="cpu")
+        _, below = self._passed(blocks, self._masked()[0].expand(rows, -1), tokens, np.arange(rows))
+        for memory, logits in zip(memories, below.split(n), strict=True):
             memory.cut(0)
-            memory.below = rows
+            memory.below = logits
         return first
 
     def grow_all(self, nodes: Ordered[Nodes]) -> list[torch.Tensor]:
-        # Nodes of one depth get one prediction.
-        found, which = zip(*(np.unique(each.depths, return_inverse=True) for each in nodes), strict=True)
-        device = nodes[0].memory.below.device
-        rows = [each.memory.below[to_device(own - 1, device)] for each, own in zip(nodes, found, strict=True)]
-        logits = self.project(torch.cat(rows)).split([len(each) for each in rows])
-        return [own[to_device(places, device)] for own, places in zip(logits, which, strict=True)]
+        return [each.memory.below[to_device(each.depths - 1, each.memory.below.device)] for each in nodes]
 
     @property
     def by_depth(self) -> bool:

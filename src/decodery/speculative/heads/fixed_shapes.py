@@ -181,9 +181,9 @@ class HeadStep:
         self._head, self._pools, self._tables, self._logits = head, pools, tables, logits
         self._captured: Captured[Passed] = Captured(shape, device, memory)
         self._layouts = []
-        for layer, pool in zip((head.layer, *head.further), pools, strict=True):
+        for layer in (head.layer, *head.further):
             group = layer.shape.heads // layer.shape.kv_heads
-            tile_rows = rows_of_tile(-(-shape.rows // shape.texts), group, pool.dtype)
+            tile_rows = rows_of_tile(-(-shape.rows // shape.texts), group, head.dtype)
             tiles = shape.texts + shape.rows // tile_rows
             self._layouts.append(Layout(shape.rows, shape.words, 1, tiles, tile_rows))
         self._sizes = [shape.rows, shape.rows, shape.outputs, *(layout.size for layout in self._layouts)]

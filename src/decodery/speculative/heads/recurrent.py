@@ -37,7 +37,7 @@ class RecurrentMemory:
         rows: [m, hidden], the features after the nodes.
         end: The position of the last item.
         further: Keys and values of the layers after the first.
-        below: [depths, hidden], what `project` takes of depths that a head predicts at once, None elsewhere.
+        below: [depths, outputs], the logits of depths that a head predicts at once, None elsewhere.
     """
 
     held: Held
