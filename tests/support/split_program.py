@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from decodery.core.errors import DecoderyError
 from decodery.models.batch import Batch, Segment
+from decodery.models.loaders import load as load_module
 from decodery.models.loaders.load import load
 from decodery.models.torch import tensor_parallel
 from decodery.models.torch.packed_linear import packed_weights
@@ -63,6 +65,18 @@ def refused(body: Any) -> str:
     return ""
 
 
+def fallback(folder: Path) -> dict[str, Any]:
+    """What becomes of a model that is to stay packed, as GPUs choose for such files, and whose groups a cut parts."""
+    real = load_module.choose_own
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        load_module.choose_own = lambda *given, packed=False: "int4" if packed else real(*given)
+        loaded = load(folder, tensor_parallel_size=SIZE)
+    load_module.choose_own = real
+    says = [str(each.message) for each in warned if "not packed" in str(each.message)]
+    return {"dtype": loaded.dtype, "says": says, "logits": logits(loaded.model)}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder, result = Path(sys.argv[1]), sys.argv[2]
@@ -76,8 +90,12 @@ def main() -> None:
         said[each.name] = logits(loaded.model)
         loaded = load(each, dtype="int8", tensor_parallel_size=SIZE)
         said[f"{each.name}, int8"] = logits(loaded.model)
+    loaded = load(folder / "whole groups", dtype="int4", tensor_parallel_size=SIZE)
+    said["whole groups, int4"] = logits(loaded.model)
+    said["whole groups, int4, texts"] = texts(loaded.model)
     said["packed"] = texts(SplitTransformer(base.config, packed(to_int8(base)), mesh))
     said["int4"] = refused(lambda: load(folder / "llama", dtype="int4", tensor_parallel_size=SIZE))
+    said["fallback"] = fallback(folder / "llama")
     # Wrong in three ways: no sums, the parts of fused matrices cut as one, and each process a request of its own.
     with_sums = Summed.__call__
     Summed.__call__ = lambda self, rows: self.inner(rows)  # type: ignore[method-assign]

@@ -28,6 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = tmp_path_factory.mktemp("models")
     for name, case in CASES.items():
         save(make_model(case), whole / name)
+    # Of 128 inputs each of two processes takes two groups of 32.
+    save(make_model(CASES["llama"], intermediate_size=128), whole / "whole groups")
     return whole
 
 
@@ -99,6 +101,26 @@ def test_quantized_folders_are_loaded_in_parts(shared: list[dict[str, Any]], fol
     expected = split_program.logits(Transformer(base.config, split_program.packed(base)))
     for each in shared:
         assert far(each[f"{name}, int8"], expected) < 1e-4
+
+
+def test_a_model_in_int4_is_shared_from_its_folder_to_its_texts(shared: list[dict[str, Any]], folder: Path) -> None:
+    base = load(folder / "whole groups", dtype="int4").model
+    assert isinstance(base, Transformer)
+    whole = Transformer(base.config, split_program.packed(base))
+    expected, plain = split_program.logits(whole), load(folder / "whole groups", dtype="float32").model
+    texts = split_program.texts(whole)
+    for each in shared:
+        assert far(each["whole groups, int4"], expected) < 1e-4 < far(split_program.logits(plain), expected)
+        assert each["whole groups, int4, texts"] == texts
+
+
+def test_what_cannot_stay_packed_is_split_in_floating_point(shared: list[dict[str, Any]], folder: Path) -> None:
+    expected = split_program.logits(load(folder / "llama", dtype="float32").model)
+    for each in shared:
+        found = each["fallback"]
+        assert found["dtype"] == "float32" and far(found["logits"], expected) < 1e-4
+        (said,) = found["says"]
+        assert said.startswith("weights are split in float32, not packed: ") and "are not cut at" in said
 
 
 def test_groups_of_inputs_are_not_cut(shared: list[dict[str, Any]]) -> None:
