@@ -20,8 +20,8 @@ from .temperature import Temperature
 from .top_k import TopK
 from .top_p import TopP, keep_prefix
 
-TOGETHER = 64
-"""Rows that are truncated and drawn at a time."""
+_FEW, _NUMBERS = 64, 1 << 23
+"""Rows that are truncated and drawn at a time at least, and logits of more rows."""
 _NAMES: dict[type[LogitsProcessor], str] = {Temperature: "t", TopK: "k", TopP: "p", MinP: "p"}
 
 
@@ -90,11 +90,8 @@ class Choice:
         """[n] int64 tokens by logits [n, V], keys [n] and settings [kinds, n] float64."""
         if self.greedy:
             return logits.argmax(dim=-1)
-        chosen = []
-        # A few rows at a time: what is sorted and drawn takes several times the memory of their logits.
-        for law, own, given in zip(
-            logits.split(TOGETHER), keys.split(TOGETHER), settings.split(TOGETHER, dim=1), strict=True
-        ):
+        chosen, some = [], rows_together(logits.shape[1])
+        for law, own, given in zip(logits.split(some), keys.split(some), settings.split(some, dim=1), strict=True):
             chosen.append(keyed_argmax(self.law(law, given), own))
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
@@ -152,6 +149,11 @@ class Chosen:
         walked = reached[:rows] != 0 if drafted else np.ones(rows, dtype=bool)
         shape = room, ranks
         return cls(picks[:rows], walked, ids.reshape(shape)[:rows], values.view(np.float64).reshape(shape)[:rows])
+
+
+def rows_together(vocab_size: int) -> int:
+    """Rows that are truncated and drawn at a time: that takes several times the memory of their logits."""
+    return max(_FEW, _NUMBERS // vocab_size)
 
 
 class BatchedSampling:

@@ -10,7 +10,7 @@ import torch
 
 from decodery.core import noise
 from decodery.models.torch.one_pass import to_device
-from decodery.sampling.batched import TOGETHER, batched_sampling
+from decodery.sampling.batched import batched_sampling, rows_together
 
 from .look_ahead import UNSAID, Look, Rows, logged
 
@@ -143,9 +143,9 @@ class _Group:
         assert choice is not None
         of_draws = self._keys_of_draws(keys, *hashes) if hashes else [keys]
         found = []
-        # A few rows at a time, as `Choice.picks` takes them.
-        for first in range(0, len(keys), TOGETHER):
-            some = slice(first, first + TOGETHER)
+        count = rows_together(self._logits.shape[1])
+        for first in range(0, len(keys), count):
+            some = slice(first, first + count)
             law = choice.law(self._logits[some].clamp(min=UNSAID), settings.view(torch.float64)[:, some]).log_softmax(
                 dim=-1
             )

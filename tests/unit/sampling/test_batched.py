@@ -56,9 +56,10 @@ def disagreements(rounds: int) -> int:
         assert own is not None
         seeds, positions = np.full(ROWS, number, dtype=np.uint64), random.integers(0, 1000, ROWS)
         roots, keys = np.empty((2, 0), dtype=np.int64), noise.keys(seeds, positions)
-        with Largest() as largest:
+        with Largest() as largest, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(batched, "_NUMBERS", 100 * VOCAB)
             picks = BatchedSampling([own]).choose(logits, np.zeros(ROWS, dtype=np.int64), keys, roots, like)
-        assert largest.numbers <= 64 * VOCAB
+        assert 64 * VOCAB < largest.numbers <= 100 * VOCAB
         law = sampler.law(logits, [Context(0, [])] * ROWS)
         count += int((picks != sampler.pick(law, number, positions.tolist())).sum())
     return count
