@@ -369,8 +369,9 @@ class ArrayBatch:
 
     def _propose(self, every: list[Sequence]) -> float:
         """Draft for the texts; returns how many tokens the texts of the step have on average."""
-        steps, nodes = self._steps, self._schedule.limits.rows // len(every) - 1
+        steps, schedule, texts = self._steps, self._schedule, len(every)
         assert steps is not None
+        nodes = min(schedule.limits.rows // texts - 1, schedule.memory.draft_rows() // texts)
         if steps.rows != len(self._texts):
             steps.sizes[: len(self._texts)] = 1
         context = steps.reach / len(self._texts) + 1

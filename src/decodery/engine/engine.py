@@ -77,7 +77,7 @@ class Engine:
             raise SettingsError(
                 "these prefixes are what another model has read: give each model a PrefixCache of its own"
             )
-        self._schedule = Schedule(limits or Limits(), self.prefill_chunk, prefixes)
+        self._schedule = Schedule(limits or Limits(), self.prefill_chunk, prefixes, 4 * model.vocab_size)
         self._blocking = BlockingCalls()
         self._runner = PassRunner(model, self._schedule, self._blocking)
         self._budgets = DraftBudgets(model, pass_seconds)

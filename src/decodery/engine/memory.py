@@ -33,15 +33,26 @@ class MemoryBudget:
         owner_part: What one owner may hold of them.
         prefixes: What is kept for later texts, which goes first.
         chunk: Rows of a prompt in one pass.
+        rows: Of one pass.
+        row_bytes: Of a row's logits.
     """
 
-    def __init__(self, most: int | None, owner_part: float, prefixes: PrefixCache | None, chunk: int) -> None:
+    def __init__(
+        self,
+        most: int | None,
+        owner_part: float,
+        prefixes: PrefixCache | None,
+        chunk: int,
+        rows: int = 1,
+        row_bytes: int = 0,
+    ) -> None:
         self.limit = None if most is None else MemoryLimit(most, self._give_back)
         self.known_due: Callable[[], Mapping[int, int]] = dict
         self._prefixes = prefixes
         self._counted: Ordered[SchedulerEntry] = ()
         self._own = None if most is None else int(most * owner_part)
         self._shared, self._chunk = owner_part < 1, chunk
+        self._rows, self._row_bytes = rows, max(row_bytes, 1)
 
     def within(self) -> AbstractContextManager[None]:
         """A block whose caches count towards the limit."""
@@ -71,21 +82,20 @@ class MemoryBudget:
             members.setdefault(run.owner, []).append(run)
         return {owner: self.held(those) for owner, those in members.items()}
 
-    def fits(self, runs: Ordered[SchedulerEntry], more: int = 0) -> bool:
-        """Whether so many bytes fit beside what tasks hold, where needed once nothing is kept for later texts."""
-        if self.limit is None:
-            return True
-        self.count(runs)
-        return self.surely_fits(self._due(runs) + more)
+    def fits(self, runs: Ordered[SchedulerEntry], joins: SchedulerEntry | None = None) -> bool:
+        """Whether what tasks hold and take next fits, where needed once nothing is kept for later texts.
 
-    def surely_fits(self, more: int) -> bool:
-        """Whether so many bytes fit beside what is allocated; no task is looked at.
-
-        Where needed what is kept for later texts goes.
+        Args:
+            runs: The tasks.
+            joins: One that is to go on beside them.
         """
         if self.limit is None:
             return True
-        while self.limit.used + more > self.limit.most:
+        self.count(runs)
+        more = self._due(runs)
+        if joins is not None:
+            more += self.needed(joins) + self._logits([*runs, joins]) - self.limit.reserved
+        while self.limit.used + self.limit.reserved + more > self.limit.most:
             if not self._give_back():
                 return False
         return True
@@ -97,7 +107,32 @@ class MemoryBudget:
         stored = [cache for run in _storing(runs) for cache in caches(run)]
         kept = {} if self._prefixes is None else self._prefixes.states
         self.limit.beside = resident_beside(stored, kept) + _beside(runs)
+        self.limit.reserved = self._logits(runs)
         self._counted = runs
+
+    def _logits(self, runs: Ordered[SchedulerEntry]) -> int:
+        """Bytes of the logits of a pass over tasks; none where one is alone, which goes on in any case."""
+        if len(runs) < 2:
+            return 0
+        # Of most texts there is one row.
+        rows = sum([1 if type(run.task) is Sequence and not run.prompt_rows else _rows(run) for run in runs])
+        return min(rows, self._rows) * self._row_bytes
+
+    def draft_rows(self, runs: Ordered[SchedulerEntry] = ()) -> int:
+        """Rows that tasks may draft together: there is memory for their logits.
+
+        Args:
+            runs: Those that have yet to take pages for the step.
+        """
+        if self.limit is None:
+            return self._rows
+        free = self.limit.most - self.limit.used - self.limit.reserved - self._due(runs)
+        return max(free, 0) // self._row_bytes
+
+    def reserve(self, rows: int) -> None:
+        """Let pages leave room for the logits of so many drafted rows, until tasks are counted again."""
+        if self.limit is not None:
+            self.limit.reserved += rows * self._row_bytes
 
     def _give_back(self) -> bool:
         """Free some of what is kept for later texts; False where nothing is."""
@@ -201,6 +236,17 @@ class MemoryBudget:
         if self.limit is None or _storing(runs):
             return False
         return self.limit.used + self._due(runs) + more <= most
+
+
+def _rows(run: SchedulerEntry) -> int:
+    """Rows of logits that a task takes in its next pass, drafted ones apart, and those that its memory counts."""
+    if isinstance(run.task, Sequence):
+        return 1 if run.task.position else run.prompt_rows
+    if run.task.memory is not None:
+        return 0
+    asked = [run.requests[number].segment for number in run.unanswered]
+    # Of what a task asks first nothing is known yet.
+    return max(sum(len(each if each.logit_rows is None else each.logit_rows) for each in asked), 1)
 
 
 def _awaited(task: CoroutineTask[Any]) -> int:

@@ -44,7 +44,8 @@ class Limits:
             it is exceeded.
         texts: Tasks in progress at a time; others wait for their turn.
         cache_bytes: Of all keys and values of tasks in progress, of their draft models and of those that are kept for
-            later tasks, None for no bound. It is never exceeded. What is kept goes first; then a task that no longer
+            later tasks, and of the logits of a pass that several tasks share, None for no bound. It is never exceeded.
+            What is kept goes first, and drafts are trimmed to what is left; then a task that no longer
             fits gives its memory back and is read again later. One that cannot be read again waits until all that it
             may write fits. A text that needs more than this alone goes on without drafts; any task that still does
             ends with OutOfMemory.
@@ -87,13 +88,13 @@ class Schedule:
         changes: How often tasks came, left or were to give memory back.
     """
 
-    def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None) -> None:
+    def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None, row_bytes: int = 0) -> None:
         self.limits = limits
         self.prefixes = prefixes
         self.preemptions = 0
         self.pace = Pace()
         self.budget = PassBudget(limits.rows, limits.seconds, chunk)
-        self.memory = MemoryBudget(limits.cache_bytes, limits.owner_part, prefixes, chunk)
+        self.memory = MemoryBudget(limits.cache_bytes, limits.owner_part, prefixes, chunk, limits.rows, row_bytes)
         self.runs: list[SchedulerEntry] = []
         self.changes = 0
         self._chunk = chunk
@@ -151,6 +152,10 @@ class Schedule:
             OutOfMemory: For a text whose prompt alone would not fit, or a canvas of which a pass would not.
         """
         self.memory.require_possible(run)
+        if isinstance(run.task, Sequence):
+            request = run.task.request
+            shown = request.drafter is not None and request.drafter.requirements.prompt
+            run.prompt_rows = self._chunk if shown or request.prompt_logprobs is not None else 0
         run.ledger.side_limit = inf if self.limits.side_seconds is None else self.limits.side_seconds
         self._waiting.append(run)
         self.changes += 1
@@ -197,9 +202,12 @@ class Schedule:
         writers = [run for run, each in zip(begins, reading, strict=True) if not each]
         rows = self.limits.rows - self.budget.taken(self.active, begins)
         kept = rows // _READERS if readers else 0
-        nodes = max((rows - kept) // max(len(writers), 1) - 1, 0)
+        count = max(len(writers), 1)
+        nodes = max(min((rows - kept) // count - 1, self.memory.draft_rows(self.runs) // count), 0)
         found = [(run, 0, nodes) for run in writers]
-        left = max(rows - sum(1 + min(nodes, most_nodes(run)) for run in writers), kept)
+        drafted = sum(min(nodes, most_nodes(run)) for run in writers)
+        self.memory.reserve(drafted)
+        left = max(rows - len(writers) - drafted, kept)
         seconds = self._seconds_to_read()
         for number, run in enumerate(sorted(readers, key=lambda run: run.served)):
             assert isinstance(run.task, Sequence)
@@ -277,7 +285,7 @@ class Schedule:
                 continue
             if len(own) >= most or (self.runs and run.starved) or not fits_owner:
                 blocked.add(run.owner)
-            elif self.runs and not self.memory.fits(self.runs, self.memory.needed(run)):
+            elif self.runs and not self.memory.fits(self.runs, run):
                 held = self.memory.by_owner(self.runs)
                 blocked |= {run.owner, *(owner for owner in held if held[owner] >= held.get(run.owner, 0))}
             else:

@@ -27,6 +27,7 @@ class MemoryLimit:
     Attributes:
         most: Bytes that may be used.
         beside: Bytes that policies and models hold outside of pages, as last counted.
+        reserved: Bytes that passes need for a short time, for which pages leave room.
         peak: The most bytes that pages have taken.
         pools: The pools, by elements of a row, dtype and device.
         lock: Of all these pools.
@@ -39,7 +40,7 @@ class MemoryLimit:
             most: Bytes that may be used.
             give_back: Frees memory that is kept for later use; False where there is none.
         """
-        self.most, self.beside, self.peak = most, 0, 0
+        self.most, self.beside, self.reserved, self.peak = most, 0, 0, 0
         self.pools: WeakValueDictionary[Key, PagePool] = WeakValueDictionary()
         self.lock = threading.Lock()
         self._give_back = give_back
@@ -52,7 +53,7 @@ class MemoryLimit:
     def allows(self, more: int) -> bool:
         """Whether so many bytes of further pages fit; they count towards `peak` then."""
         pages = self._pages() + more
-        if pages + self.beside > self.most:
+        if pages + self.beside + self.reserved > self.most:
             return False
         self.peak = max(self.peak, pages)
         return True

@@ -1,0 +1,74 @@
+"""Logits of a pass are in the account: pages leave room for them, and drafts are trimmed to what is left."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from decodery.engine.engine import Engine
+from decodery.engine.memory import MemoryBudget
+from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
+from decodery.models.batch import Batch, Scores
+from decodery.models.cache.memory_limit import MemoryLimit
+from decodery.search.beam import Beam
+from decodery.testing import Garbage, decode, tiny_transformer, to_int8
+from decodery.testing.models import Counted
+
+MODEL = to_int8(tiny_transformer(0, num_layers=1, vocab_size=512, max_positions=256))
+SLOT = MODEL.new_cache().slot_bytes
+DRAFTERS = [None, Garbage(nodes=2), Garbage(nodes=8)]
+
+
+class Weighed(Counted):
+    """A model that records what pages and the logits of each pass take together."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL)
+        self.limit: MemoryLimit | None = None
+        self.most = 0
+
+    def forward(self, batch: Batch, **settings: Any) -> Scores:
+        scores = super().forward(batch, **settings)
+        assert self.limit is not None
+        if len(batch.segments) > 1:
+            self.most = max(self.most, self.limit.used + scores.logits.nbytes)
+        return scores
+
+
+def most_taken(seed: int) -> float:
+    """What pages and logits of random texts and searches take at most, in parts of a limit that holds a few of them."""
+    model, chance, tasks = Weighed(), random.Random(seed), list[Any]()
+    engine = Engine(model, limits=Limits(cache_bytes=500 * SLOT), prefill_chunk=48)
+    model.limit = engine._schedule.memory.limit
+    for step in range(800):
+        if step < 60 and chance.random() < 0.5:
+            prompt = [chance.randrange(512) for _ in range(chance.choice([3, 20, 60, 110]))]
+            settings = {"drafter": chance.choice(DRAFTERS), "max_draft_tokens": 8, "seed": step}
+            length = chance.randrange(2, 60)
+            if chance.random() < 0.1:
+                tasks.append(engine.enter(Beam(width=3).find(engine, Request(prompt, max_new_tokens=8))))
+            else:
+                tasks.append(engine.submit(Request(prompt, max_new_tokens=length, **settings)))
+        engine.step()
+        if step >= 60 and all(task.finished for task in tasks):
+            break
+    assert all(task.finished and task.error is None for task in tasks) and engine.preemptions
+    for text in tasks:
+        if not hasattr(text, "coroutine"):
+            (plain,) = decode(MODEL, [text.tokens[: text.request.prompt_length]], max_new_tokens=len(text.generated))
+            assert text.generated == plain.generated
+    return model.most / (500 * SLOT)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pages_and_logits_stay_within_the_limit(seed: int) -> None:
+    assert 0.8 < most_taken(seed) <= 1
+
+
+def test_logits_that_do_not_count_would_exceed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryBudget, "_logits", lambda budget, runs: 0)
+    monkeypatch.setattr(MemoryBudget, "draft_rows", lambda budget, runs=(): 1024)
+    assert max(most_taken(seed) for seed in range(2)) > 1.1
