@@ -91,7 +91,14 @@ INLINE f16 sum_of_exact(f16 sum, f16 x, f16 y) { return sum + x * y; }
 INLINE i16 bits(f16 x) { return reinterpret_cast<i16>(x); }
 INLINE f16 from_bits(i16 x) { return reinterpret_cast<f16>(x); }
 INLINE i16 whole(f16 x) { return __builtin_convertvector(x, i16); }
+#if DECODERY_REGISTERS >= 32
+// Written out because compilers take bytes that come from memory one by one.
+INLINE f16 floats_of(u8x16 x) {
+    return reinterpret_cast<f16>(_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepu8_epi32(0xffff, reinterpret_cast<__m128i>(x))));
+}
+#else
 INLINE f16 floats_of(u8x16 x) { return __builtin_convertvector(__builtin_convertvector(x, i16), f16); }
+#endif
 INLINE f16 load_bytes(const uint8_t* p) { return floats_of(load16(p, 16)); }
 // Each lane's larger, or smaller; the second where one is not a number.
 #if DECODERY_REGISTERS >= 32
