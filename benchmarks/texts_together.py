@@ -1,6 +1,6 @@
 """Several texts at once: tokens a second of plain decoding, of `auto` and of llama.cpp, in alternating runs.
 
-    DECODERY_THREADS=2 python benchmarks/texts_together.py MODEL [--dtype int8] [--peer PYTHON] [--texts 1 4 16 64]
+    DECODERY_THREADS=2 python benchmarks/texts_together.py MODEL [--dtype int8] [--kv-dtype int8] [--peer PYTHON]
 
 PYTHON is an interpreter with `xllamacpp`, which runs in a process of its own on the same file; without it, or if MODEL
 is no file, the peer is left out. Texts answer the built-in questions of `decodery bench`, --new tokens each whatever
@@ -67,12 +67,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--peer", help="an interpreter that has xllamacpp")
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    lm, path = decodery.load(options.model, dtype=options.dtype), Path(options.model)
+    lm, path = decodery.load(options.model, dtype=options.dtype, kv_dtype=options.kv_dtype), Path(options.model)
     known, threads = begun_result(RESULTS), torch.get_num_threads()
     # Where files lie says nothing to others.
     shown = ["python", sys.argv[0], *(Path(each).name if Path(each).exists() else each for each in sys.argv[1:])]
@@ -98,7 +99,7 @@ def main() -> None:
                 rates.setdefault(who, []).append(rate)
         if peer is not None:
             peer.close()
-        alone = known["rows"].get(f"{name}, 1", {})
+        alone = known["rows"].get(f"{name}, 1", {}) if count > 1 else {}
         row: dict[str, Any] = {"model": name, "texts": count, "new": options.new, "rounds": options.rounds}
         for who, each in rates.items():
             row[who] = {

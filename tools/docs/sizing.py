@@ -69,20 +69,28 @@ def formats() -> str:
     counts = [each["rows"] for each in next(iter(by.values()))]
     head = ["blocks", "bits a weight", "1 row, ms", "of bandwidth", f"{counts[1]} rows, times one"]
     head += [f"{each} rows" for each in counts[2:]] + [f"{counts[-1]} rows, 1e9 products/s"]
-    machine = f"{found['machine']['processor']}, {found['kernels']}, {found['threads']} threads"
+    machine = f"{found['machine']['processor']}, {', '.join(found['kernels'])}, {found['threads']} threads"
     return f"{machine}; {found['read_gb_per_s']:.1f} GB/s read in the same run.\n\n{table(head, rows)}"
 
 
+_ACTIONS = {
+    "written": "plain decoding, tokens/s",
+    "read": "prompt of 64, tokens/s",
+    "first token": "command that ends after the first token, s",
+    "32 tokens": "command that ends after 32 tokens, s",
+}
+
+
 def starts() -> str:
-    """Commands from their start to their end, beside llama.cpp."""
+    """Plain decoding, reading and commands from their start to their end, beside llama.cpp."""
     found = load("llama-cpp-speed")
     rows = [
-        [name, what, f"{row[what]['ours']:.2f}", f"{row[what]['llama.cpp']:.2f}", f"{1 / row[what]['ratio']:.2f}"]
+        [name, said, f"{row[what]['ours']:.2f}", f"{row[what]['llama.cpp']:.2f}", f"{row[what]['ratio']:.2f}"]
         for name, row in found["rows"].items()
-        for what in ("first token", "32 tokens")
+        for what, said in _ACTIONS.items()
         if what in row
     ]
-    head = ["model", "command ends after", "decodery, s", "llama.cpp, s", "times llama.cpp's"]
+    head = ["model", "what", "decodery", "llama.cpp", "times as fast"]
     return f"{found['machine']['processor']}, {found['machine']['kernels']}.\n\n{table(head, rows)}"
 
 

@@ -32,6 +32,19 @@ def unguessable() -> str:
     )
 
 
+def texts_together() -> str:
+    """Tokens a second of several texts at once, beside one text and llama.cpp."""
+    found = load("texts-together")
+    rows = []
+    for row in found["rows"].values():
+        plain, others = row["plain"], [row[name] for name in ("auto", "llama.cpp") if name in row]
+        cells = [f"{each['tokens_per_second']:.0f}" for each in (plain, *others)]
+        rows.append([row["model"], str(row["texts"]), cells[0], f"{plain.get('times_one', 1):.1f}", *cells[1:]])
+        rows[-1] += [""] * (6 - len(rows[-1]))
+    head = ["model, keys and values", "texts", "plain, tokens/s", "times one text", "`auto`", "llama.cpp"]
+    return f"{found['machine']['processor']}, {found['machine']['kernels']}.\n\n{table_from(head, rows)}"
+
+
 def jsonschema() -> str:
     """Answers held to schemas, by dataset."""
     return table(read(RESULTS / "jsonschema.json"))
@@ -182,6 +195,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "speed": speed,
     "jsonschema": jsonschema,
     "unguessable": unguessable,
+    "texts-together": texts_together,
     "headline": headline,
     "passes": passes,
     "kernels": kernels,
