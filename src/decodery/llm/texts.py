@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from decodery.core.errors import SettingsError
 from decodery.core.ledger import Ledger
+from decodery.core.mapped_memory import trim
 from decodery.core.noise import nth_seed
 from decodery.engine.engine import Engine
 from decodery.engine.output import Output
 from decodery.engine.request import Request
-from decodery.models.mapped_memory import trim
 from decodery.step.sequence import Sequence
 
 from .checked import another

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from decodery.core.errors import CorruptFile
+from decodery.core.mapped_memory import forget, mapped_files
 from decodery.core.native.kernels import Form, choose, kernel_sets
 from decodery.models.batch import Batch, Segment
 from decodery.models.footprint import precision
@@ -22,7 +23,6 @@ from decodery.models.loaders.fused_slots import slots
 from decodery.models.loaders.gguf_blocks import READ
 from decodery.models.loaders.gguf_model import GGUFCheckpoint
 from decodery.models.loaders.load import load
-from decodery.models.mapped_memory import forget, mapped_files
 from decodery.models.native.block_linear import BlockLinear
 from decodery.models.native.int4 import Int4Linear
 from decodery.models.native.int8 import Int8Linear, quantize_rows

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.mapped_memory import discards
 from decodery.engine.engine import Engine
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
@@ -19,7 +20,6 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.cache import cache as caches
 from decodery.models.cache.cache import KVCache, Snapshot
 from decodery.models.cache.page_pool import SLOTS, PagePool
-from decodery.models.mapped_memory import discards
 from decodery.models.native.int8 import Int8Linear
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense, Layer, Weights

@@ -11,7 +11,8 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from ..mapped_memory import discards
+from decodery.core.mapped_memory import discards
+
 from .account import resident
 from .attention_policy import AttentionPolicy
 from .cross_memory import CrossMemory

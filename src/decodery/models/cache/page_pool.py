@@ -18,10 +18,10 @@ import torch
 from decodery.core.abstract import Contract
 from decodery.core.errors import OutOfMemory
 from decodery.core.machine import usable_memory
+from decodery.core.mapped_memory import anonymous, discard
 from decodery.core.native.kernels import address, library
 from decodery.core.native.structs import LostStruct, PageRowsStruct
 
-from ..mapped_memory import anonymous, discard
 from . import coded
 from .device_tables import DeviceTables
 from .memory_limit import current_limit
@@ -446,7 +446,7 @@ def _reserved(size: int) -> mmap.mmap:
         size = min(size, max(_memory_of(torch.device("cpu")) // 4, 32 * SLAB))
     while True:
         try:
-            return anonymous(size, private=True)
+            return anonymous(size)
         except OSError as error:
             if size <= 32 * SLAB:
                 raise _no_memory(size) from error

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from decodery.core.errors import CorruptFile
+from decodery.core.mapped_memory import discard
 from decodery.core.native.kernels import Form, address, library
 
-from ..mapped_memory import discard
 from ..native.block_linear import BlockLinear
 from ..native.floats import MXFP4Linear
 from ..native.int4 import Int4Linear

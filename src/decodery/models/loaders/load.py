@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, get_args
 import torch
 
 from decodery.core.errors import CorruptFile, SettingsError, UnsupportedModel, VocabularyMismatch
+from decodery.core.mapped_memory import trim
 from decodery.core.native.kernels import library
 from decodery.core.settings import checked
 
@@ -22,7 +23,6 @@ from ..config import ModelConfig
 from ..families.config_json import read_config, refuse_other_heads, refuse_unknown_fields
 from ..families.masked import TURN_ENDS
 from ..families.unixcoder import is_unixcoder, load_unixcoder
-from ..mapped_memory import trim
 from ..protocol import LanguageModel
 from ..tokenizers.chat import ChatTemplate
 from ..tokenizers.tokenizer import Tokenizer

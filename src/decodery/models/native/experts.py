@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from decodery.core.mapped_memory import forget
 from decodery.core.native.kernels import address
 from decodery.core.native.structs import ExpertsStruct, LinearStruct
 
 from ..config import ModelConfig
 from ..loaders.in_place import InPlace
-from ..mapped_memory import forget
 from ..torch.mixture import nothing, rows_of
 from .packed import Arena, Packed, packed_size
 
@@ -48,7 +48,7 @@ class Experts:
             self._structs[name] = (LinearStruct * config.experts)(*[empty] * config.experts)
             room += -(-packed_size(first) // 64) * 64  # type: ignore[arg-type]
         # The system gives memory when it is first written to: experts that no row takes need none.
-        self._arena = Arena(config.experts * room, private=True)
+        self._arena = Arena(config.experts * room)
         self._lock = Lock()
         self._packed: dict[tuple[str, int], Packed] = {}
         self._missing = set(range(config.experts))

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 import torch
 
+from decodery.core.mapped_memory import anonymous
 from decodery.core.native import kernels
 from decodery.core.native.kernels import Form, address, check, library
 from decodery.core.native.structs import LinearStruct
-
-from ..mapped_memory import anonymous
 
 if TYPE_CHECKING:
     from ..torch.weights import Dense
@@ -61,14 +60,10 @@ BITS = {
 
 
 class Arena:
-    """Memory for packed weights on huge pages where the system grants them; parts start at cache lines.
+    """Memory for packed weights on huge pages where the system grants them; parts start at cache lines."""
 
-    Args:
-        private: Whether a process that was forked may write to it, for itself alone; else all is written before.
-    """
-
-    def __init__(self, size: int, *, private: bool = False) -> None:
-        self._memory = anonymous(max(size, 64), private=private)
+    def __init__(self, size: int) -> None:
+        self._memory = anonymous(max(size, 64))
         self._bytes = np.frombuffer(self._memory, dtype=np.uint8)
         self._used = 0
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from decodery.core.mapped_memory import forget, mapped_files
 from decodery.core.native.kernels import address, check, library
 from decodery.core.native.structs import LayerStruct, LinearStruct, MixerStruct, ModelStruct
 
@@ -18,7 +19,6 @@ from ..config import CLAMPED, ModelConfig, Rope
 from ..hooks import Hooks
 from ..layer_plan import LayerStep
 from ..loaders.in_place import InPlace
-from ..mapped_memory import forget, mapped_files
 from .experts import Experts
 from .latents import Latents
 from .mixers import Mixers

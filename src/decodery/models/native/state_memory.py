@@ -8,7 +8,7 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from ..mapped_memory import anonymous
+from decodery.core.mapped_memory import anonymous
 
 _SPARE = 2
 
@@ -37,7 +37,7 @@ class StateMemory:
         try:
             memory = self._spare.pop()
         except IndexError:
-            memory = anonymous(4 * self._size, private=True)
+            memory = anonymous(4 * self._size)
         held = np.frombuffer(memory, dtype=np.float32, count=self._size)
         # A tensor, and all that shares its memory, holds this array.
         finalize(held, self._put_back, memory).atexit = False

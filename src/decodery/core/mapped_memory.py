@@ -16,19 +16,20 @@ _NO_RESERVE = 0x4000
 """Linux's MAP_NORESERVE, which Python does not name: if addresses counted as memory, the process could not fork."""
 
 
-def anonymous(size: int, *, private: bool) -> mmap.mmap:
+def anonymous(size: int) -> mmap.mmap:
     """Zeros that take memory where they are touched, on huge pages where the system grants them.
+
+    A process that was forked writes to them for itself alone: few systems grant huge pages to shared memory.
 
     Args:
         size: Bytes.
-        private: Whether a process that was forked writes to them for itself alone; on Windows nothing forks.
 
     Raises:
         OSError: If the system has not so many addresses, or on Windows not so much memory, to give.
     """
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
-    own = mmap.MAP_PRIVATE | (_NO_RESERVE if sys.platform == "linux" else 0) if private else mmap.MAP_SHARED
+    own = mmap.MAP_PRIVATE | (_NO_RESERVE if sys.platform == "linux" else 0)
     memory = mmap.mmap(-1, size, flags=own | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
