@@ -75,7 +75,7 @@ def test_long_texts_release_pages_and_drafts_change_nothing(tmp_path: Path) -> N
     expected, cache = reference(in_float32(folder), ids), model.new_cache()
     for begin in range(0, 600, 120):
         logits = model.forward(Batch([Segment.chunk(ids[begin : begin + 120], cache)])).logits
-        assert (logits - expected[begin : begin + 120]).abs().max() < 1e-4
+        assert (logits - expected[begin : begin + 120]).abs().max() < 5e-4
         cache.keep(range(120))
         cache.release_passed()
     assert cache.pages.passed
