@@ -34,7 +34,7 @@ from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.heads.drafter import HeadDrafter, bound, head_kind
 from decodery.speculative.heads.fixed_shapes import HeadPasses
 from decodery.speculative.heads.head import TrainedHead
-from decodery.speculative.heads.recurrent import RecurrentHead
+from decodery.speculative.heads.layered import LayeredHead
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery_benchmarks.results import begun_result, write_result
@@ -42,7 +42,7 @@ from far import FarTensor, Watched, moved
 
 COMMAND = "python benchmarks/device_steps.py --out benchmarks/results/device-steps.json"
 DRAFTERS: dict[str, Drafter | None] = {"none": None, "prompt-lookup": PromptLookup(), "auto": Auto(head=None)}
-DRAFT_MODEL, HEADS = "draft-model", ("eagle-3", "medusa")
+DRAFT_MODEL, HEADS = "draft-model", ("eagle-3", "dflash", "medusa")
 DRAFT_LAYERS, LENGTH = 2, 3
 """Of the draft model, and of its chains and those of heads."""
 TREES = {"tree": "eagle-2:nodes=24,width=4,depth=3", "drawn tree": "rsd-c:branching=3/2/1"}
@@ -87,7 +87,7 @@ def with_head(name: str, base: Transformer, model: Transformer, *, static: bool)
     drafter = replace(resolve("drafter", name), head=trained, length=LENGTH, tree_policy=None)
     assert isinstance(drafter, HeadDrafter)
     head = bound(kind, trained, model)
-    if static and isinstance(head, RecurrentHead):
+    if static and isinstance(head, LayeredHead):
         head.fixed = HeadPasses()
     return drafter
 

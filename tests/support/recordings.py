@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from decodery.models.cuda.captured import Captured
 from decodery.speculative.heads.fixed_shapes import HeadPasses
-from decodery.speculative.heads.recurrent import RecurrentHead
+from decodery.speculative.heads.layered import LayeredHead
 from far import FarTensor
 
 WAITS = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select)
@@ -46,8 +46,8 @@ def _address(tensor: torch.Tensor) -> int:
 def heads_at_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on heads run at fixed shapes wherever they are."""
     fixed = cached_property(lambda head: HeadPasses())
-    fixed.__set_name__(RecurrentHead, "fixed")
-    monkeypatch.setattr(RecurrentHead, "fixed", fixed)
+    fixed.__set_name__(LayeredHead, "fixed")
+    monkeypatch.setattr(LayeredHead, "fixed", fixed)
 
 
 def recording(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -277,10 +277,16 @@ def test_page_tables_are_uploaded_when_they_change() -> None:
     fork.reserve(np.arange(20, 21))
     first, second = tables.places([cache.pages, fork.pages])
     assert (tables.held[int(first)] != tables.held[int(second)]).any() and tables.uploads == 2
+    # A text that stands twice has one place.
+    known, free = dict(tables._known), len(tables._free)
+    third = fork.fork()
+    twice = tables.places([third.pages, cache.pages, third.pages])
+    assert twice[0] == twice[2] and tables.uploads == 3
+    assert len(tables._known) == len(known) + 1 and len(tables._free) == free - 1
     cache.truncate(0)
     cache.shrink(0)
     tables.places([cache.pages])
-    assert tables.uploads == 3 and (tables.held[int(first)] == tables.spare).all()
+    assert tables.uploads == 4 and (tables.held[int(first)] == tables.spare).all()
 
 
 def test_places_of_texts_that_ended_are_used_again() -> None:

@@ -51,15 +51,17 @@ class DeviceTables:
     def places(self, texts: Sequence[PageTable]) -> np.ndarray:
         """[texts] int32, where the tables of these texts are found in `held`, as they are now.
 
-        To be called within `TensorPool.still`.
+        To be called within `TensorPool.still`. A text may stand twice.
         """
         # A text may have the id of one that is gone.
-        fresh = sum((known := self._known.get(id(text))) is None or known.text() is not text for text in texts)
-        self._make_room(fresh, max(text.table.shape[2] for text in texts))
+        fresh = {id(text) for text in texts if (known := self._known.get(id(text))) is None or known.text() is not text}
+        self._make_room(len(fresh), max(text.table.shape[2] for text in texts))
         held = [self._place(text) for text in texts]
-        stale = [(text, each) for text, each in zip(texts, held, strict=True) if each.changes != text.changes]
+        stale = {
+            each.place: (text, each) for text, each in zip(texts, held, strict=True) if each.changes != text.changes
+        }
         if stale:
-            self._upload(stale)
+            self._upload([*stale.values()])
         return np.array([each.place for each in held], dtype=np.int32)
 
     def _place(self, text: PageTable) -> _Known:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,49 +19,22 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import copied
 from decodery.step.tree_policy import TreePolicy
 
+from ..heads.block import BlockMemory, BlockRows, BlockWindows
 from ..heads.context import ContextLayer
 from ..heads.copied import copied_layer
 from ..heads.drafter import HeadDrafter
 from ..heads.grown import DraftHead, Nodes
 from ..heads.head import Guess, TextItems, TrainedHead
-from ..heads.parts import Held, LayerShape
+from ..heads.layered import Attention, HeadRows, LayeredHead
+from ..heads.parts import DecoderLayer, LayerShape
+from ..heads.unrolled import block_attention
 
 _BLOCK = 8
+_TEXT = -1
+"""Stands in place of a token in rows that read the text's features."""
 
 
-@dataclass(slots=True)
-class BlockMemory:
-    """What a block head has read of a text.
-
-    Attributes:
-        held: Of every layer keys and values of the text's context features.
-        positions: [length], of these features.
-        guessed: [tokens, hidden], what the rows of the last block predict from.
-        opened: [1, hidden], the block's first row.
-        logits: [tokens, outputs] of them, None while they are not needed.
-        states: [1 + rows, rank], what a recurrent head remembers after the root and after every node.
-    """
-
-    held: list[Held]
-    positions: np.ndarray
-    guessed: torch.Tensor
-    opened: torch.Tensor
-    logits: torch.Tensor | None = None
-    states: torch.Tensor | None = None
-
-    def cut(self, length: int) -> None:
-        """Forget the text but its first `length` tokens."""
-        self.positions = self.positions[:length]
-        for held in self.held:
-            held.length, held.rows = min(held.length, length), 0
-
-    def __deepcopy__(self, memo: dict[int, object]) -> BlockMemory:
-        # Tensors other than keys and values are never written to; nodes do not follow a fork.
-        states = None if self.states is None else self.states[:1]
-        return replace(self, held=deepcopy(self.held, memo), states=states)
-
-
-class DFlashHead(DraftHead):
+class DFlashHead(LayeredHead):
     """A block holds the last token and mask tokens; every row attends to the whole block and to the text.
 
     What the layers know of the text are keys and values of context features, made of the target's states. They are
@@ -83,6 +55,7 @@ class DFlashHead(DraftHead):
         ]
         self.shape = self.layers[0].shape
         self.block: int = settings["block"]
+        self.windows = BlockWindows(self.block, settings["window_from_anchor"], settings["bidirectional"])
         self.first = 0 if settings["from_anchor"] else 1
         self.fits(self.parts.inputs("fc") // len(self.taps))
         made_for = settings.get("target_layers")
@@ -127,6 +100,10 @@ class DFlashHead(DraftHead):
         # All rows of a block are run at once.
         return self.block - self.first
 
+    @property
+    def stack(self) -> Ordered[DecoderLayer]:
+        return self.layers
+
     def begin(self) -> BlockMemory:
         like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         return BlockMemory([each.begin(like) for each in self.layers], np.zeros(0, dtype=np.int64), like[:0], like)
@@ -147,19 +124,74 @@ class DFlashHead(DraftHead):
             raise
 
     def _read(self, texts: Ordered[TextItems]) -> torch.Tensor:
-        context = self._context({tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in self.taps})
-        memories, lengths = [memory for memory, _, _, _ in texts], [len(tokens) for _, _, tokens, _ in texts]
+        memories = [memory for memory, _, _, _ in texts]
+        features = torch.cat([torch.cat([states[tap] for tap in self.taps], dim=-1) for _, states, _, _ in texts])
+        anchors = torch.stack([tokens[-1] for _, _, tokens, _ in texts])
+        known = [np.concatenate((memory.positions, positions)) for memory, _, _, positions in texts]
+        found = self._fixed(texts, known, features, anchors)
+        if found is None or found[1] is None:
+            anchors = anchors.to(features.device, non_blocking=True)
+        if found is None:
+            self._write(texts, features)
+        for memory, positions in zip(memories, known, strict=True):
+            memory.positions = positions
+        blocks, logits = found or (self._predicted(memories, anchors), None)
+        for number, (memory, rows) in enumerate(zip(memories, blocks, strict=True)):
+            memory.guessed, memory.opened = rows[self.first :], rows[:1]
+            memory.logits = None if logits is None else logits[number]
+        return self.project(self.roots(memories, anchors)) if logits is None else logits[:, 0]
+
+    def _fixed(
+        self, texts: Ordered[TextItems], known: Ordered[np.ndarray], features: torch.Tensor, anchors: torch.Tensor
+    ) -> tuple[Ordered[torch.Tensor], torch.Tensor | None] | None:
+        """Read texts and predict their blocks in one pass at fixed shapes; None where that cannot be.
+
+        Args:
+            texts: What is read.
+            known: Positions of all of each text.
+            features: [rows, width] of what is read.
+            anchors: [texts] the last tokens.
+
+        Returns:
+            By text, the normed rows [block, hidden], and the logits of those that predict where they can be projected.
+        """
+        if (fixed := self.passes) is None:
+            return None
+        size, read = self.block, [HeadRows(memory.held, positions) for memory, _, _, positions in texts]
+        blocks = [
+            BlockRows(own.held, at[-1] + 1 + np.arange(size), fresh=len(own.positions), text=at, windows=self.windows)
+            for own, at in zip(read, known, strict=True)
+        ]
+        count, n = len(features), len(texts)
+        tokens = anchors.new_full((count + n * size,), self.trained.settings["mask_token"])
+        tokens[:count], tokens[count::size] = _TEXT, anchors
+        wanted = count + np.arange(n * size).reshape(n, size)[:, self.first :].ravel()
+        found = fixed.run(self, [*read, *blocks], features, tokens, wanted if self.by_depth else wanted[:0])
+        if found is None:
+            return None
+        rows, logits = found[0][count:].split(size), found[1]
+        return rows, logits.unflatten(0, (n, -1)) if self.by_depth else None
+
+    def through(
+        self, features: torch.Tensor, tokens: torch.Tensor, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        context, text = self._context(features), (tokens == _TEXT)[:, None]
+        stream = self.embed(tokens.clamp(min=0))
+        for number, layer in enumerate(self.layers):
+            # Of the text, all layers read the same; what leaves them is of no use.
+            read = torch.where(text, context, layer.entered(stream))
+            stream = layer.left(stream + attention(number, read))
+        rows = self.parts.norm("norm", stream, self.shape.eps)
+        return rows, rows
+
+    def _write(self, texts: Ordered[TextItems], features: torch.Tensor) -> None:
+        """Keep keys and values of what is read of texts, of features [n, width] all together."""
+        context, lengths = self._context(features), [len(tokens) for _, _, tokens, _ in texts]
         places = torch.from_numpy(np.concatenate([positions for _, _, _, positions in texts]))
         for number, layer in enumerate(self.layers):
             _, keys, values = layer.heads(context, places)
-            for memory, own, seen in zip(memories, keys.split(lengths), values.split(lengths), strict=True):
+            for (memory, _, _, _), own, seen in zip(texts, keys.split(lengths), values.split(lengths), strict=True):
                 memory.held[number].write(own, seen, text=True)
-        anchors = torch.stack([tokens[-1] for _, _, tokens, _ in texts]).to(context.device, non_blocking=True)
-        for memory, _, _, positions in texts:
-            memory.positions = np.concatenate((memory.positions, positions))
-        for memory, rows in zip(memories, self._predicted(memories, anchors), strict=True):
-            memory.guessed, memory.opened, memory.logits = rows[self.first :], rows[:1], None
-        return self.project(self.roots(memories, anchors))
 
     def roots(self, memories: Ordered[BlockMemory], anchors: torch.Tensor) -> torch.Tensor:
         """What `project` takes of the next tokens of texts [n, width], after last tokens `anchors` [n]."""
@@ -200,10 +232,9 @@ class DFlashHead(DraftHead):
             for memory, own in zip(unknown, logits.split([len(each.guessed) for each in unknown]), strict=True):
                 memory.logits = own
 
-    def _context(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
-        """The target's states {tap: [n, width]} -> context features [n, hidden]."""
-        found = self.parts.linear("fc")(torch.cat([states[tap] for tap in self.taps], dim=-1))
-        return self.parts.norm("hidden_norm", found, self.shape.eps)
+    def _context(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's states, those of all taps side by side [n, width] -> context features [n, hidden]."""
+        return self.parts.norm("hidden_norm", self.parts.linear("fc")(states), self.shape.eps)
 
     def _block_of(self, anchors: torch.Tensor) -> torch.Tensor:
         """Last tokens [n] -> the embeddings of their blocks [n * block, hidden]."""
@@ -224,7 +255,7 @@ class DFlashHead(DraftHead):
                 held.write(keys, values, text=False)
                 end = held.length + held.rows
                 if layer.shape.sliding is not None:
-                    near, own = self._near(layer.shape.sliding, torch.from_numpy(memory.positions), start)
+                    near, own = self.windows.near(layer.shape.sliding, torch.from_numpy(memory.positions), start)
                     seen = torch.cat((near, own), dim=1).to(queries.device, non_blocking=True)
                 scale = layer.shape.head_dim**-0.5
                 keys, values = held.read(0, end)
@@ -233,17 +264,6 @@ class DFlashHead(DraftHead):
                 held.rows = 0
             stream = layer.left(stream + self.parts.linear(f"{layer.prefix}output")(torch.cat(found)))
         return self.parts.norm("norm", stream, self.shape.eps).split(size)
-
-    def _near(self, window: int, positions: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a sliding layer's rows attend to: of the text's positions [n] as [block, n], and [block, block]."""
-        settings = self.trained.settings
-        offsets = torch.arange(self.block, device="cpu")
-        if settings["window_from_anchor"]:
-            near = (positions >= start - window)[None].expand(self.block, -1)
-        else:
-            near = positions[None] > start + offsets[:, None] - window
-        own = torch.ones(self.block, self.block, dtype=torch.bool, device="cpu")
-        return near, own if settings["bidirectional"] else own.tril()
 
     def blocks(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
         """The normed rows [b, m, block, hidden] of blocks in known texts.
@@ -254,30 +274,21 @@ class DFlashHead(DraftHead):
             anchors: [m] the states after which blocks begin.
         """
         b, m, size = tokens.shape[0], len(anchors), self.block
-        context = self._context({tap: rows.flatten(0, 1) for tap, rows in states.items()})
+        context = self._context(torch.cat([states[tap].flatten(0, 1) for tap in self.taps], dim=-1))
         n = len(context) // b
         stream = self._block_of(tokens[:, anchors].flatten())
         text, starts = torch.arange(n, device="cpu"), anchors.cpu()
         places = (starts[:, None] + 1 + torch.arange(size, device="cpu")).flatten()
         for layer in self.layers:
-            shape = layer.shape
-            groups = shape.heads // shape.kv_heads
             _, keys, values = (each.view(b, n, *each.shape[1:]) for each in layer.heads(context, text.repeat(b)))
             found = layer.heads(layer.entered(stream), places.repeat(b))
-            queries, own, seen = (each.view(b, m, size, *each.shape[1:]) for each in found)
-            grouped = queries.view(b, m, size, shape.kv_heads, groups, shape.head_dim) * shape.head_dim**-0.5
-            far = torch.einsum("bnskgd,btkd->bnkgst", grouped, keys)
-            near = torch.einsum("bnskgd,bntkd->bnkgst", grouped, own)
-            hidden = (text[None, :] > starts[:, None])[:, None].expand(-1, size, -1)
-            if shape.sliding is not None:
-                windows = [self._near(shape.sliding, text, start + 1) for start in starts.tolist()]
-                hidden = hidden | ~torch.stack([each for each, _ in windows])
-                near = near.masked_fill(~windows[0][1].to(near.device), -torch.inf)
-            far = far.masked_fill(hidden[None, :, None, None].to(far.device), -torch.inf)
-            weights = torch.cat((far, near), dim=-1).softmax(dim=-1)
-            attended = torch.einsum("bnkgst,btkd->bnskgd", weights[..., :n], values)
-            attended = attended + torch.einsum("bnkgst,bntkd->bnskgd", weights[..., n:], seen)
-            output = self.parts.linear(f"{layer.prefix}output")(attended.reshape(b * m * size, -1))
+            queries, *own = (each.view(b, m, size, *each.shape[1:]) for each in found)
+            hidden, seen = (text[None, :] > starts[:, None])[:, None].expand(-1, size, -1), None
+            if layer.shape.sliding is not None:
+                windows = [self.windows.near(layer.shape.sliding, text, start + 1) for start in starts.tolist()]
+                hidden, seen = hidden | ~torch.stack([each for each, _ in windows]), windows[0][1]
+            attended = block_attention(layer, queries, (keys, values), own, ~hidden, seen)
+            output = self.parts.linear(f"{layer.prefix}output")(attended.flatten(0, 2))
             stream = layer.left(stream + output)
         return self.parts.norm("norm", stream, self.shape.eps).view(b, m, size, -1)
 

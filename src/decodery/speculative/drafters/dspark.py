@@ -22,11 +22,12 @@ from decodery.step.forward_request import ForwardCoroutine
 from decodery.step.sequence import Sequence
 from decodery.step.tree_policy import TreePolicy
 
+from ..heads.block import BlockMemory
 from ..heads.drafter import HeadDrafter
 from ..heads.grown import DraftHead, Nodes
 from ..heads.head import Guess, TrainedHead
 from ..heads.reading import HeadReading
-from .dflash import BlockMemory, DFlashHead
+from .dflash import DFlashHead
 
 _RANK = 256
 _CONFIDENCE = "confidence.weight"

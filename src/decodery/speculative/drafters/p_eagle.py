@@ -18,8 +18,8 @@ from decodery.step.tree_policy import TreePolicy
 from ..heads.drafter import HeadDrafter
 from ..heads.grown import DraftHead, Nodes
 from ..heads.head import TextItems
+from ..heads.layered import HeadRows
 from ..heads.native import NativeHead
-from ..heads.recurrent import HeadRows
 from .eagle_3 import EAGLE3Head
 
 
@@ -52,7 +52,7 @@ class PEAGLEHead(EAGLE3Head):
         n, rows = self.reach - 1, (self.reach - 1) * len(texts)
         if not n:
             return first
-        blocks = [HeadRows(each, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
+        blocks = [HeadRows(each.layers, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
         tokens = torch.full((rows,), self.trained.settings["mask_token"], dtype=torch.int64, device="cpu")
         _, below = self._passed(blocks, self._masked()[0].expand(rows, -1), tokens, np.arange(rows))
         for memory, logits in zip(memories, below.split(n), strict=True):

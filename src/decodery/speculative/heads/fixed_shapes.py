@@ -23,7 +23,7 @@ from .parts import DecoderLayer, Held
 if TYPE_CHECKING:
     from decodery.models.cache.device_tables import DeviceTables
 
-    from .recurrent import HeadRows, RecurrentHead
+    from .layered import HeadRows, LayeredHead
 
 Passed = tuple[torch.Tensor, torch.Tensor]
 """Features after all rows [rows, hidden], and the logits of those that are wanted [outputs, outputs of the head]."""
@@ -34,7 +34,7 @@ class HeadShape:
     """What a graph is captured for, all of it rounded up.
 
     Attributes:
-        texts, rows: Of the pass.
+        texts, rows: Of the pass; one that is read together with a block after it counts as two texts.
         outputs: Rows whose logits are wanted.
         words: Of 32 tentative rows each that a text may have.
     """
@@ -78,7 +78,7 @@ class HeadPasses:
 
     def run(
         self,
-        head: RecurrentHead,
+        head: LayeredHead,
         texts: Ordered[HeadRows],
         features: torch.Tensor,
         tokens: torch.Tensor,
@@ -89,25 +89,25 @@ class HeadPasses:
         Args:
             head: The head.
             texts: Their rows, in order.
-            features: [rows, hidden] that they read, on the device.
+            features: [n, width] that the first of them read, on the device.
             tokens: [rows] likewise, here or there.
             wanted: Rows whose logits are.
         """
-        layers = [head.layer, *head.further]
+        layers = head.stack
         held = [[each.held[number] for each in texts] for number in range(len(layers))]
         pools = [of_layer[0].pages.pool for of_layer in held]
         counts = np.array([len(each.positions) for each in texts])
         before = np.array([0 if each.mask is None else each.mask.shape[1] - len(each.positions) for each in texts])
         most = bucket(-(-int((counts + before).max()) // BITS))
-        shape = HeadShape(bucket(len(texts)), bucket(int(counts.sum())), bucket(len(wanted)), most)
+        outputs = bucket(len(wanted)) if len(wanted) else 0
+        shape = HeadShape(bucket(len(texts)), bucket(int(counts.sum())), outputs, most)
         if shape in self._too_large:
             return None
         for pool in pools:
             if not isinstance(pool, TensorPool) or shape.rows > (MOST_APART if kernel_for(pool) is None else MOST_ROWS):
                 return None
-        for each, count in zip(texts, counts.tolist(), strict=True):
-            for own in each.held:
-                own.reserve(count, text=each.mask is None)
+        for each in texts:
+            each.reserve()
         laid = [_laid(layer, own, texts, counts, before) for layer, own in zip(layers, held, strict=True)]
         with self._lock, torch.inference_mode(False), torch.no_grad(), ExitStack() as still:
             tables = [
@@ -138,13 +138,12 @@ class HeadPasses:
                 return None
             # The next replay overwrites what this one returns.
             found, logits = found[: len(tokens)].clone(), logits[: len(wanted)].clone()
-        for each, count in zip(texts, counts.tolist(), strict=True):
-            for own in each.held:
-                own.wrote(count, text=each.mask is None)
+        for each in texts:
+            each.wrote()
         return found, logits
 
     def _made(
-        self, head: RecurrentHead, pools: Ordered[Any], tables: Ordered[DeviceTables], shape: HeadShape, width: int
+        self, head: LayeredHead, pools: Ordered[Any], tables: Ordered[DeviceTables], shape: HeadShape, width: int
     ) -> HeadStep:
         words = head.model.vocab_size if head.vocabulary is None else len(head.vocabulary)
         logits = self.shapes.result(shape.outputs, words, head.dtype, head.model.device)
@@ -169,7 +168,7 @@ class HeadStep:
 
     def __init__(
         self,
-        head: RecurrentHead,
+        head: LayeredHead,
         pools: Ordered[Any],
         tables: Ordered[DeviceTables],
         shape: HeadShape,
@@ -181,7 +180,7 @@ class HeadStep:
         self._head, self._pools, self._tables, self._logits = head, pools, tables, logits
         self._captured: Captured[Passed] = Captured(shape, device, memory)
         self._layouts = []
-        for layer in (head.layer, *head.further):
+        for layer in head.stack:
             group = layer.shape.heads // layer.shape.kv_heads
             tile_rows = rows_of_tile(-(-shape.rows // shape.texts), group, head.dtype)
             tiles = shape.texts + shape.rows // tile_rows
@@ -219,7 +218,7 @@ class HeadStep:
         self._inputs.copy_(host, non_blocking=True)
         if not here:
             self._inputs[:count].copy_(tokens)
-        self._features[:count].copy_(features)
+        self._features[: len(features)].copy_(features)
         for layout, buffer, (rows, _) in zip(self._layouts, self._inputs.split(self._sizes)[3:], laid, strict=True):
             rows.see_there(layout.fields(buffer)[4])
 
@@ -227,16 +226,17 @@ class HeadStep:
         """What follows what the pass has is void."""
         head = self._head
         tokens, positions, wanted, *rest = self._inputs.split(self._sizes)
-        stream, attended = head.inputs(self._features, head.embed(tokens.long()))
-        layers = zip((head.layer, *head.further), self._layouts, rest, self._pools, self._tables, strict=True)
-        for layer, layout, buffer, pool, tables in layers:
-            rows = PagedRows(layout, buffer, pool, tables)
-            read = layer.read_of(stream, attended)
-            queries, keys, values = layer.heads(read, positions)
-            context = rows.attend(0, 0, queries, keys, values, layer.scale)
-            stream = layer.left(stream + layer.output(read, context))
-        features, spoken = head.leave(stream)
-        return features, self._logits.copy_(head.project(spoken[wanted.long()]))
+        each = zip(head.stack, self._layouts, rest, self._pools, self._tables, strict=True)
+        rows = [(layer, PagedRows(layout, *where)) for layer, layout, *where in each]
+
+        def attention(number: int, read: torch.Tensor) -> torch.Tensor:
+            layer, own = rows[number]
+            return layer.output(read, own.attend(0, 0, *layer.heads(read, positions), layer.scale))
+
+        features, spoken = head.through(self._features, tokens.long(), attention)
+        if len(wanted):
+            self._logits.copy_(head.project(spoken[wanted.long()]))
+        return features, self._logits
 
     def replay(self) -> Passed:
         """The same by one launch; the first call captures it."""
@@ -247,10 +247,8 @@ def _laid(
     layer: DecoderLayer, held: Ordered[Held], texts: Ordered[HeadRows], counts: np.ndarray, before: np.ndarray
 ) -> tuple[LayerRows, np.ndarray]:
     """The rows of texts as a layer sees them, and from which slot of its text on each does."""
-    lengths = np.array([each.length for each in held])
-    visible = [
-        layer.visible(len(each.positions), int(length), each.mask) for each, length in zip(texts, lengths, strict=True)
-    ]
+    lengths = np.array([own.length + each.fresh for own, each in zip(held, texts, strict=True)])
+    visible = [each.visible(layer, length) for each, length in zip(texts, lengths.tolist(), strict=True)]
     begins, seen = zip(*visible, strict=True)
     positions = np.concatenate([each.positions for each in texts])
     rows = LayerRows(counts, lengths, np.zeros_like(counts), before, positions, seen)

@@ -18,10 +18,10 @@ from decodery.models.torch.one_pass import to_device
 
 from ..drafters.advice import WIDTH
 from .context import ContextLayer
-from .fixed_shapes import HeadPasses
-from .grown import DraftHead, Nodes
+from .grown import Nodes
 from .head import EMBEDDED, Guess, Heard, Seen, TextItems, TrainedHead
 from .latents import LatentLayer
+from .layered import Attention, HeadRows, LayeredHead
 from .native import NativeHead, NativeRows, places_of
 from .parts import DecoderLayer, Held, LayerShape
 from .unrolled import teacher_attention
@@ -56,29 +56,16 @@ class RecurrentMemory:
 
     def cut(self, rows: int) -> None:
         """Forget all tentative rows but the first."""
-        for held in (self.held, *self.further):
+        for held in self.layers:
             held.rows = rows
 
-
-@dataclass(frozen=True, slots=True)
-class HeadRows:
-    """Rows of one text in a pass.
-
-    Attributes:
-        mask: [n, tentative rows + n], of a tree; None: the rows are text, in order.
-    """
-
-    memory: RecurrentMemory
-    positions: np.ndarray
-    mask: np.ndarray | torch.Tensor | None = None
-
     @property
-    def held(self) -> list[Held]:
+    def layers(self) -> list[Held]:
         """Keys and values of all layers."""
-        return [self.memory.held, *self.memory.further]
+        return [self.held, *self.further]
 
 
-class RecurrentHead(DraftHead):
+class RecurrentHead(LayeredHead):
     """An item is a feature and the token that follows it.
 
     What leaves the layer is the feature of the next item. Features of the text are made of the target's states, those
@@ -134,15 +121,18 @@ class RecurrentHead(DraftHead):
         """What runs all of it in one call, None where nothing does."""
         return None
 
-    @cached_property
-    def fixed(self) -> HeadPasses | None:
-        """What runs passes over few rows as graphs; None off CUDA, and where experts or latents are read."""
-        plain = self.model.device.type == "cuda" and not {"experts", "latent"} & self.trained.settings.keys()
-        return HeadPasses() if plain else None
+    @property
+    def stack(self) -> list[DecoderLayer]:
+        return [self.layer, *self.further]
+
+    def through(
+        self, features: torch.Tensor, tokens: torch.Tensor, attention: Attention
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.leave(self._layered(*self.inputs(features, self.embed(tokens)), attention))
 
     @property
     def looks_ahead(self) -> bool:
-        return all(layer.shape.sliding is None for layer in (self.layer, *self.further))
+        return all(layer.shape.sliding is None for layer in self.stack)
 
     def unrolled(self, along: float) -> int:
         # A step costs as much as the one before it and is no use before that one is: the first half of a training is
@@ -195,7 +185,7 @@ class RecurrentHead(DraftHead):
             return torch.stack([each.logits for each in self._read(self.native, memories, given_rows)])
         joined = {tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in texts[0][1]}
         tokens = torch.cat([tokens for _, _, tokens, _ in texts])
-        rows = [HeadRows(memory, positions) for memory, _, _, positions in texts]
+        rows = [HeadRows(memory.layers, positions) for memory, _, _, positions in texts]
         lengths = [[held.length for held in each.held] for each in rows]
         ends = np.cumsum([len(positions) for _, _, _, positions in texts]) - 1
         try:
@@ -243,7 +233,7 @@ class RecurrentHead(DraftHead):
             firsts = np.cumsum([0, *(1 + len(own) for own in known)])
             parts = [part for each, own in zip(nodes, known, strict=True) for part in (each.memory.last[None], own)]
             before = torch.cat(parts)[_joined([each.above for each in nodes], firsts[:-1] + 1, parts[0].device)]
-            texts = [HeadRows(each.memory, at, each.mask) for each, at in zip(nodes, places, strict=True)]
+            texts = [HeadRows(each.memory.layers, at, each.mask) for each, at in zip(nodes, places, strict=True)]
             tokens = torch.cat([each.tokens for each in nodes])
             features, logits = self._passed(texts, before, tokens, np.arange(len(tokens)))
         sizes = [len(each.tokens) for each in nodes]
@@ -255,7 +245,7 @@ class RecurrentHead(DraftHead):
         b, n = tokens.shape[0], tokens.shape[1] - steps + 1
         features = self.enter({tap: rows.flatten(0, 1) for tap, rows in states.items()})
         features = self.given(features.view(b, n, -1), tokens)
-        past: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in (self.layer, *self.further)]
+        past: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in self.stack]
         guesses = []
         for step in range(steps):
             embedded = self.embed(tokens[:, step : step + n].flatten())
@@ -267,7 +257,7 @@ class RecurrentHead(DraftHead):
                     stream, attended, {tap: rows.flatten(0, 1) for tap, rows in states.items()}
                 )
             positions = torch.arange(step, step + n, device="cpu").repeat(b)
-            for layer, known in zip((self.layer, *self.further), past, strict=True):
+            for layer, known in zip(self.stack, past, strict=True):
                 read = layer.entered(stream) if isinstance(layer, ContextLayer) else attended
                 queries, own, seen = (each.view(b, n, *each.shape[1:]) for each in layer.heads(read, positions))
                 known.append((own, seen))
@@ -296,26 +286,28 @@ class RecurrentHead(DraftHead):
             wanted: [m] the rows whose logits are.
             states: {tap: [n, width]} where rows are text.
         """
-        if self.fixed is not None and EMBEDDED not in (states or {}) and not torch.is_grad_enabled():
-            found = self.fixed.run(self, texts, features, tokens, wanted)
+        if (fixed := self.passes) is not None and EMBEDDED not in (states or {}):
+            found = fixed.run(self, texts, features, tokens, wanted)
             if found is not None:
                 return found
         stream, attended = self.inputs(features, self.embed(tokens))
         if states is not None:
             stream, attended = self.beside(stream, attended, states)
-        features, spoken = self.leave(self.attended(texts, stream, attended))
+        positions, layers = np.concatenate([each.positions for each in texts]), self.stack
+
+        def attention(number: int, read: torch.Tensor) -> torch.Tensor:
+            rows = [(each.held[number], each.mask, len(each.positions)) for each in texts]
+            return layers[number].attention_of(read, positions, rows)
+
+        features, spoken = self.leave(self._layered(stream, attended, attention))
         if len(wanted) < len(tokens):
             spoken = spoken[to_device(wanted, spoken.device)]
         return features, self.project(spoken)
 
-    def attended(self, texts: Ordered[HeadRows], stream: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """`inputs` of the rows of several texts [n, hidden], side by side -> the stream after all layers."""
-        positions = np.concatenate([each.positions for each in texts])
-        rows = [(each.memory.held, each.mask, len(each.positions)) for each in texts]
-        stream = self.layer.left(stream + self.layer.attention_of(attended, positions, rows))
-        for number, layer in enumerate(self.further):
-            rows = [(each.memory.further[number], each.mask, len(each.positions)) for each in texts]
-            stream = layer.left(stream + layer.attention_of(layer.entered(stream), positions, rows))
+    def _layered(self, stream: torch.Tensor, attended: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """`inputs` of rows [n, hidden] -> the stream after all layers."""
+        for number, layer in enumerate(self.stack):
+            stream = layer.left(stream + attention(number, layer.read_of(stream, attended)))
         return stream
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
+
 import torch
 
 from .parts import DecoderLayer
@@ -37,3 +39,32 @@ def teacher_attention(
     for step, each in enumerate(values[first:]):
         found = found + torch.einsum("bkgq,bqkd->bqkgd", weights[..., n + step], each)
     return found.reshape(b, n, heads * dim)
+
+
+def block_attention(
+    layer: DecoderLayer,
+    queries: torch.Tensor,
+    text: Ordered[torch.Tensor],
+    own: Ordered[torch.Tensor],
+    near: torch.Tensor,
+    seen: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention of blocks in texts side by side: [b, m, block, heads, head_dim] -> [b, m, block, width].
+
+    Args:
+        text: Keys and values of the texts [b, n, kv_heads, head_dim].
+        own: Those of the blocks [b, m, block, kv_heads, head_dim].
+        near: [m, block, n] what rows see of a text.
+        seen: [block, block] what they see of their block; None: all.
+    """
+    (b, m, size, heads, dim), kv_heads, n = queries.shape, text[0].shape[2], text[0].shape[1]
+    grouped = queries.view(b, m, size, kv_heads, heads // kv_heads, dim) * layer.scale
+    far = torch.einsum("bnskgd,btkd->bnkgst", grouped, text[0])
+    far = far.masked_fill(~near[None, :, None, None].to(far.device), -torch.inf)
+    close = torch.einsum("bnskgd,bntkd->bnkgst", grouped, own[0])
+    if seen is not None:
+        close = close.masked_fill(~seen.to(close.device), -torch.inf)
+    weights = torch.cat((far, close), dim=-1).softmax(dim=-1)
+    found = torch.einsum("bnkgst,btkd->bnskgd", weights[..., :n], text[1])
+    found = found + torch.einsum("bnkgst,bntkd->bnskgd", weights[..., n:], own[1])
+    return found.reshape(b, m, size, heads * dim)

@@ -62,6 +62,8 @@ CASES = [
     ("dflash, chain", GREEDY, 2),
     ("dflash, chain", NUCLEUS, 2),
     ("dspark, chain", NUCLEUS, 2),
+    ("dflash, captured chain", NUCLEUS, 2),
+    ("dspark, captured chain", NUCLEUS, 2),
     ("eagle-3, captured chain", NUCLEUS, 2),
     ("eagle-3, tree", GREEDY, 2),
 ]
@@ -70,6 +72,7 @@ OTHERS = [
     *((f"{name}, chain", NUCLEUS, 2) for name in CHAINED),
     *((f"{name}, tree", NUCLEUS, 2) for name in ("medusa", "clover", "chimera", "longspec", "dspark")),
     ("eagle-3, captured tree", NUCLEUS, 2),
+    ("dflash, captured eagle-2", GREEDY, 2),
     ("eagle-3, shape", GREEDY, 2),
     ("eagle-3, shape", NUCLEUS, 2),
     ("eagle-3, captured rsd-c", NUCLEUS, 2),

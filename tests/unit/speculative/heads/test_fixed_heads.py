@@ -14,18 +14,22 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.cache import page_pool
 from decodery.models.cache.device_tables import DeviceTables
+from decodery.models.torch.paged_rows import PagedRows
 from decodery.models.torch.transformer import Transformer
 from decodery.sampling import Sampler
+from decodery.speculative.drafters import dflash
+from decodery.speculative.drafters.dflash import DFlashHead
+from decodery.speculative.heads.block import BlockRows
 from decodery.speculative.heads.drafter import TrainedDrafter
-from decodery.speculative.heads.fixed_shapes import LayerRows
+from decodery.speculative.heads.fixed_shapes import HeadPasses, HeadStep, LayerRows
 from decodery.speculative.heads.head import TrainedHead
-from decodery.speculative.heads.recurrent import RecurrentHead
+from decodery.speculative.heads.layered import LayeredHead
 from decodery.testing import tiny_transformer
-from far import moved
+from far import Watched, moved
 from methods import DRAFTERS
 from recordings import heads_at_fixed_shapes, recording
 
-KINDS = ["eagle-3", "msd", "mtp", "p-eagle"]
+KINDS = ["eagle-3", "msd", "mtp", "p-eagle", "dflash", "dspark"]
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 4, 5], [9], [3, 3, 2, 1], [7, 1], *([each, 2, 1] for each in range(6))]
 SAMPLER = Sampler.from_settings(temperature=0.8, top_p=0.9)
 pytestmark = pytest.mark.usefixtures("pools_of_pytorch")
@@ -89,8 +93,78 @@ def test_replayed_graphs_draft_what_ordinary_passes_draft(name: str, monkeypatch
     for drafter in (shaken(name), replace(shaken(name), tree_policy=None)):
         found = drafts(drafter, device="cuda")
         with monkeypatch.context() as patch:
-            patch.setattr(RecurrentHead, "fixed", None)
+            patch.setattr(LayeredHead, "fixed", None)
             assert drafts(drafter, device="cuda") == found
+
+
+def sliding(name: str, **settings: bool) -> TrainedDrafter:
+    """A drafter of blocks of two layers, one of which slides."""
+    drafter = shaken(name)
+    assert drafter.trained is not None
+    own = drafter.trained
+    layer = {**own.settings["layer"], "sliding": 3}
+    tensors = {part.replace("layer_0.", "layer_1."): each for part, each in own.tensors.items()} | {**own.tensors}
+    about = {**own.settings, **settings, "layer": layer, "further": [own.settings["layer"]]}
+    return replace(drafter, head=TrainedHead(own.kind, tensors, about))
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+@pytest.mark.parametrize("from_anchor", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_blocks_see_the_same_through_windows(
+    name: str, from_anchor: bool, bidirectional: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = sliding(name, window_from_anchor=from_anchor, bidirectional=bidirectional)
+    expected = drafts(drafter)
+    assert expected != drafts(shaken(name))
+    heads_at_fixed_shapes(monkeypatch)
+    recorded = recording(monkeypatch)
+    assert drafts(drafter) == expected and recorded
+
+
+@pytest.mark.parametrize("wrong", ["causal", "over", "unread"])
+def test_blocks_that_see_something_else_are_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that do not see those after them or lie over the text of the same pass, and features that are not read."""
+    drafter, through = shaken("dflash"), DFlashHead.through
+    expected = drafts(drafter)
+    heads_at_fixed_shapes(monkeypatch)
+    if wrong == "causal":
+        monkeypatch.setattr(BlockRows, "visible", lambda rows, layer, before: layer.visible(5, before, None))
+    elif wrong == "over":
+        monkeypatch.setattr(dflash, "BlockRows", lambda held, at, fresh, **more: BlockRows(held, at, fresh=0, **more))
+    else:
+        monkeypatch.setattr(DFlashHead, "through", lambda head, features, *others: through(head, features * 0, *others))
+    assert drafts(drafter) != expected
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_texts_and_their_blocks_are_one_pass_and_one_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = sliding(name)
+    expected, copies, attended, passes = drafts(drafter), list[int](), list[int](), list[tuple[int, int]]()
+    fill, attend, run = HeadStep.fill, PagedRows.attend, HeadPasses.run
+
+    def filled(step: HeadStep, *inputs: Any) -> None:
+        before = watched.uploads
+        fill(step, *inputs)
+        copies.append(watched.uploads - before)
+
+    def attends(rows: PagedRows, *inputs: Any) -> torch.Tensor:
+        attended.append(1)
+        return attend(rows, *inputs)
+
+    def runs(fixed: HeadPasses, head: Any, texts: Any, *inputs: Any) -> Any:
+        attended.clear()
+        found = run(fixed, head, texts, *inputs)
+        passes.append((len(texts), len(attended)))
+        return found
+
+    heads_at_fixed_shapes(monkeypatch)
+    for owner, part, new in ((HeadStep, "fill", filled), (PagedRows, "attend", attends), (HeadPasses, "run", runs)):
+        monkeypatch.setattr(owner, part, new)
+    with Watched() as watched:
+        assert drafts(drafter, device="meta:0") == expected
+    # Of each text what is new of it, and its block.
+    assert (6, 2) in passes and {layers for _, layers in passes} == {2} and set(copies) == {1}
 
 
 @pytest.mark.parametrize("layer", [{"window": 4}, {"sliding": 3}], ids=str)
