@@ -688,8 +688,8 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, boo
             const int32_t parts = (rows - many + unpacked_rows - 1) / unpacked_rows;
             for (int32_t part = 0; part < parts; ++part) {
                 const Range span = share(rows - many, part, parts);
-                const int32_t count = span.end - span.begin, first = many + span.begin, tiles = (count + most - 1) / most;
-                tile_many(linear.form, w, a, first, count, sums, {w + size + size / parts * part, step / parts / tiles});
+                const int32_t count = span.end - span.begin, first = many + span.begin, shares = (count + most - 1) / most;
+                tile_many(linear.form, w, a, first, count, sums, {w + size + size / parts * part, step / parts / shares});
                 finish(first, first + count, sums);
             }
             continue;
