@@ -6,9 +6,8 @@
 
 Each kind is trained by its command, with the settings below, on built-in data or this repository's pages. A row holds
 what the command printed, and the hours; those of the processor are comparable with OMP_NUM_THREADS=1. Rows that a
-result file has already are kept where the model and their arguments are the same, unless they are "older", of splits
-that held out less; a kind that was stopped goes on from its folder in --work. A kind that did not end within
---kind-hours, or that failed, says so in its row.
+result file has already are kept where the model and their arguments are the same; a kind that was stopped goes on from
+its folder in --work. A kind that did not end within --kind-hours, or that failed, says so in its row.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def main() -> None:
     files = written_files(given.work)
     for kind in wanted:
         row = rows.get(kind, {})
-        if row.get("arguments") == KINDS[kind] and "printed" in row and "older" not in row:
+        if row.get("arguments") == KINDS[kind] and "printed" in row:
             continue
         if time.monotonic() > end:
             print("the hours are over: the same command goes on", flush=True)

@@ -36,7 +36,7 @@ def _row(kind: str, row: Mapping[str, Any] | None) -> list[str]:
     if row is None or "printed" not in row:
         why = "no time was left" if row is None else row["not run"]
         return [f"`{kind}`", f"not run: {why}", *[""] * 6]
-    printed, hours = row["printed"], f"{row['processor hours']:.3f}" + (", older" if "older" in row else "")
+    printed, hours = row["printed"], f"{row['processor hours']:.3f}"
     name, interval = _figure(printed)
     if not name:
         plain = ", ".join(f"{each} {_said(value)}" for each, value in printed.items() if isinstance(value, int | float))
