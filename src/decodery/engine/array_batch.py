@@ -61,6 +61,8 @@ class ArrayBatch:
         self._known: dict[int, ArrayText] = {}
         self._refused: dict[int, BoundRequest] = {}
         self._times = ArrayTimes(0.0, 0.0, 0.0, 0, 0)
+        # Nodes that all texts draft at most.
+        self._wanted = 0
         # Tokens of a text on average, at the last step with a look.
         self._context = 0.0
         self._make: Callable[[Padding | None], StepArrays | None] | None = None
@@ -221,6 +223,7 @@ class ArrayBatch:
                 text.processors.follow(seq.processor_states)
         steps.stand()
         steps.turn_to(max([text.most for text in texts]))
+        self._wanted = sum([text.room - 1 for text in texts])
         self._drafts = draft_batches(texts, self._budgets)
         steps.ranks = max([text.request.drafter.ranks for text in texts if text.request.drafter is not None], default=0)
         return True
@@ -371,13 +374,15 @@ class ArrayBatch:
         """Draft for the texts; returns how many tokens the texts of the step have on average."""
         steps, schedule, texts = self._steps, self._schedule, len(every)
         assert steps is not None
-        nodes = min(schedule.limits.rows // texts - 1, schedule.memory.draft_rows() // texts)
         if steps.rows != len(self._texts):
             steps.sizes[: len(self._texts)] = 1
         context = steps.reach / len(self._texts) + 1
-        if not self._alone:
+        if self._alone:
+            nodes = max(schedule.limits.rows // texts - 1, 0)
+            nodes = schedule.memory.draft_nodes(nodes, texts, min(nodes * texts, self._wanted))
+        else:
             nodes = min(self._nodes[id(text.run)] for text in self._texts)
-        budget, drafted = self._budgets.joint(max(nodes, 0), every, context), 0
+        budget, drafted = self._budgets.joint(nodes, every, context), 0
         for batch in self._drafts:
             if batch.failed:
                 batch.failed = {}

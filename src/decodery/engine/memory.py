@@ -18,6 +18,8 @@ from .prefixes import PrefixCache
 from .task import CoroutineTask, SchedulerEntry
 from .text import reads
 
+_EVICTIONS = 8  # stored prefixes that one step removes for drafts at most
+
 
 class MemoryBudget:
     """Bounds what all tasks hold together, and what those of one owner hold.
@@ -118,16 +120,23 @@ class MemoryBudget:
         rows = sum([1 if type(run.task) is Sequence and not run.prompt_rows else _rows(run) for run in runs])
         return min(rows, self._rows) * self._row_bytes
 
-    def draft_rows(self, runs: Ordered[SchedulerEntry] = ()) -> int:
-        """Rows that tasks may draft together: there is memory for their logits.
+    def draft_nodes(self, nodes: int, texts: int, wanted: int, runs: Ordered[SchedulerEntry] = ()) -> int:
+        """Nodes that each text may draft: those whose logits fit, once nothing is kept for later texts.
 
         Args:
+            nodes: Of each at most.
+            texts: How many share what there is.
+            wanted: Rows that these draft at most.
             runs: Those that have yet to take pages for the step.
         """
-        if self.limit is None:
-            return self._rows
-        free = self.limit.most - self.limit.used - self.limit.reserved - self._due(runs)
-        return max(free, 0) // self._row_bytes
+        if self.limit is None or not wanted:
+            return nodes
+        due, tries = self._due(runs), _EVICTIONS
+        while (free := self.limit.most - self.limit.used - self.limit.reserved - due) < wanted * self._row_bytes:
+            if not tries or not self._give_back():
+                return min(nodes, max(free, 0) // self._row_bytes // texts)
+            tries -= 1
+        return nodes
 
     def reserve(self, rows: int) -> None:
         """Let pages leave room for the logits of so many drafted rows, until tasks are counted again."""
@@ -197,8 +206,7 @@ class MemoryBudget:
     def needed(self, run: SchedulerEntry) -> int:
         """Bytes that a task which waits will take at once.
 
-        Of a text what reading its tokens takes, also for its drafter; where it must not stop, all that it will write
-        counts, too.
+        Of a text what reading its tokens takes, also for its drafter; of one that must not stop, all that it will write.
         """
         if isinstance(run.task, Sequence):
             return self._more(run.task, _tokens(run.task))
@@ -212,7 +220,7 @@ class MemoryBudget:
 
     def _due(self, runs: Ordered[SchedulerEntry]) -> int:
         """Bytes that tasks take for what they read next."""
-        known = self.known_due()
+        known = self.known_due() if runs else {}
         return sum([known[key] if (key := id(run)) in known else self._due_of(run) for run in runs])
 
     def _due_of(self, run: SchedulerEntry) -> int:
@@ -233,9 +241,7 @@ class MemoryBudget:
 
     def _surely(self, runs: Ordered[SchedulerEntry], more: int, most: int) -> bool:
         """Whether it fits if all pages were theirs, which is known without looking at each text."""
-        if self.limit is None or _storing(runs):
-            return False
-        return self.limit.used + self._due(runs) + more <= most
+        return self.limit is not None and not _storing(runs) and self.limit.used + self._due(runs) + more <= most
 
 
 def _rows(run: SchedulerEntry) -> int:

@@ -203,9 +203,11 @@ class Schedule:
         rows = self.limits.rows - self.budget.taken(self.active, begins)
         kept = rows // _READERS if readers else 0
         count = max(len(writers), 1)
-        nodes = max(min((rows - kept) // count - 1, self.memory.draft_rows(self.runs) // count), 0)
+        nodes = max((rows - kept) // count - 1, 0)
+        most = [most_nodes(run) for run in writers]
+        nodes = self.memory.draft_nodes(nodes, count, sum([min(nodes, each) for each in most]), self.runs)
         found = [(run, 0, nodes) for run in writers]
-        drafted = sum(min(nodes, most_nodes(run)) for run in writers)
+        drafted = sum([min(nodes, each) for each in most])
         self.memory.reserve(drafted)
         left = max(rows - len(writers) - drafted, kept)
         seconds = self._seconds_to_read()

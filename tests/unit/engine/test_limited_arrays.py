@@ -235,3 +235,24 @@ def test_who_waits_comes_in_once_the_one_before_is_cancelled() -> None:
     for _ in range(8):
         engine.step()
     assert small.finish_reason == "length" and not any(text.finished for text in texts) and not engine.waiting
+
+
+def test_drafts_are_trimmed_without_a_look_at_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pages are there already, a step asks for no memory but that of logits."""
+    asked, due = list[int](), ArrayBatch._due
+
+    def counted(batch: ArrayBatch) -> dict[int, int]:
+        asked.append(len(batch))
+        return due(batch)
+
+    monkeypatch.setattr(ArrayBatch, "_due", counted)
+    engine = Engine(MODEL, limits=Limits(cache_bytes=400 * SLOT))
+    text = engine.submit(Request([5] * 40, max_new_tokens=100, drafter=PromptLookup(length=2)))
+    while text.position < 4:
+        engine.step()
+    asked.clear()
+    before = len(text.trace.steps)
+    while not text.finished:
+        engine.step()
+    assert sum(step.nodes for step in text.trace.steps[before:]) > 8
+    assert len(asked) < 0.5 * (len(text.trace.steps) - before)

@@ -9,6 +9,7 @@ import pytest
 
 from decodery.engine.engine import Engine
 from decodery.engine.memory import MemoryBudget
+from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
 from decodery.engine.schedule import Limits
 from decodery.models.batch import Batch, Scores
@@ -70,5 +71,24 @@ def test_pages_and_logits_stay_within_the_limit(seed: int) -> None:
 
 def test_logits_that_do_not_count_would_exceed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryBudget, "_logits", lambda budget, runs: 0)
-    monkeypatch.setattr(MemoryBudget, "draft_rows", lambda budget, runs=(): 1024)
+    monkeypatch.setattr(MemoryBudget, "draft_nodes", lambda budget, nodes, *others: nodes)
     assert max(most_taken(seed) for seed in range(2)) > 1.1
+
+
+def drafted(kept: int) -> list[int]:
+    """Nodes that each of some rounds of texts draft beside at most so many bytes that are kept for later ones."""
+    limit, found = 800 * SLOT, list[int]()
+    engine = Engine(MODEL, limits=Limits(cache_bytes=limit), prefixes=PrefixCache(kept))
+    for first in range(6):
+        prompts = [[(first * 7 + number + place % 9) % 512 for place in range(60)] for number in range(4)]
+        texts = [engine.submit(Request(prompt, max_new_tokens=30, drafter=DRAFTERS[2])) for prompt in prompts]
+        engine.run(texts)
+        found.append(sum(step.nodes for text in texts for step in text.trace.steps))
+    return found
+
+
+def test_what_is_kept_for_later_texts_gives_way_to_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert drafted(800 * SLOT) == drafted(0)
+    # Wrong: drafts get what is left beside it.
+    monkeypatch.setattr("decodery.engine.memory._EVICTIONS", 0)
+    assert sum(drafted(800 * SLOT)) < 0.7 * sum(drafted(0))
