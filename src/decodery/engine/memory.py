@@ -16,7 +16,7 @@ from decodery.step.sequence import Sequence
 from .preempt import caches, caches_of
 from .prefixes import PrefixCache
 from .task import CoroutineTask, SchedulerEntry
-from .text import reads
+from .text import reads, unread
 
 _EVICTIONS = 8  # stored prefixes that one step removes for drafts at most
 
@@ -206,7 +206,7 @@ class MemoryBudget:
     def needed(self, run: SchedulerEntry) -> int:
         """Bytes that a task which waits will take at once.
 
-        Of a text what reading its tokens takes, also for its drafter; of one that must not stop, all that it will write.
+        Of a text what reading its tokens takes, also for its drafter; where it must not stop, also what it will write.
         """
         if isinstance(run.task, Sequence):
             return self._more(run.task, _tokens(run.task))
@@ -247,7 +247,7 @@ class MemoryBudget:
 def _rows(run: SchedulerEntry) -> int:
     """Rows of logits that a task takes in its next pass, drafted ones apart, and those that its memory counts."""
     if isinstance(run.task, Sequence):
-        return 1 if run.task.position else run.prompt_rows
+        return max(min(run.prompt_rows, unread(run.task)), 1)
     if run.task.memory is not None:
         return 0
     asked = [run.requests[number].segment for number in run.unanswered]

@@ -85,7 +85,7 @@ class Schedule:
         pace: What passes take that read prompts, for those who wait for one.
         budget: How passes are divided.
         runs: Those in progress, the earliest first.
-        changes: How often tasks came, left or were to give memory back.
+        changes: How often tasks came, left, had their prompts read or were to give memory back.
     """
 
     def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None, row_bytes: int = 0) -> None:
@@ -155,7 +155,7 @@ class Schedule:
         if isinstance(run.task, Sequence):
             request = run.task.request
             shown = request.drafter is not None and request.drafter.requirements.prompt
-            run.prompt_rows = self._chunk if shown or request.prompt_logprobs is not None else 0
+            run.prompt_rows = self._chunk if shown or request.prompt_logprobs is not None else 1
         run.ledger.side_limit = inf if self.limits.side_seconds is None else self.limits.side_seconds
         self._waiting.append(run)
         self.changes += 1
@@ -246,6 +246,12 @@ class Schedule:
                     run.task.cache.release_passed()
                 if run.task.scheduling.prompt_owner is not None and not run.task.finished:
                     _guarded(run, partial(share_prompt, run.task, run.task.scheduling.prompt_owner))
+                    # It takes less memory from now on.
+                    self.changes += run.task.scheduling.prompt_owner is None
+                if run.prompt_rows and run.task.position:
+                    # So does one whose prompt was read.
+                    run.prompt_rows = 0
+                    self.changes += 1
         if any(run.task.finished for run in self.runs):
             if self.memory.limit is not None:
                 for run in self.runs:
@@ -418,6 +424,8 @@ def _without_drafts(run: SchedulerEntry) -> bool:
         seq.trace.notes.append("there was no memory for a second model: the text goes on with drafts that need none")
     else:
         seq.rebind(drafter=None)
+        if seq.request.prompt_logprobs is None:
+            run.prompt_rows = min(run.prompt_rows, 1)
         seq.trace.notes.append("there was no memory for drafts: the text goes on without")
     return True
 

@@ -119,7 +119,7 @@ class SchedulerEntry:
         served: The number of the last pass it took part in; its fraction grows with the task's turn in it.
         depth: Of how many passes one after another.
         owner: Whose it is: owners share passes alike.
-        prompt_rows: Rows of logits that a text takes while its prompt is read, 0 where that is the last one alone.
+        prompt_rows: Rows of logits that a text takes at most while its prompt is read, 0 once it is.
         earlier: Seconds of passes that answered a part of what its next step waits for.
     """
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from decodery.core.requirements import Requirements
 from decodery.engine.engine import Engine
 from decodery.engine.memory import MemoryBudget
 from decodery.engine.prefixes import PrefixCache
@@ -21,6 +22,12 @@ from decodery.testing.models import Counted
 MODEL = to_int8(tiny_transformer(0, num_layers=1, vocab_size=512, max_positions=256))
 SLOT = MODEL.new_cache().slot_bytes
 DRAFTERS = [None, Garbage(nodes=2), Garbage(nodes=8)]
+
+
+class Shown(Garbage):
+    """A drafter that learns from the rows of the prompt."""
+
+    requirements = Requirements(prompt=True)
 
 
 class Weighed(Counted):
@@ -92,3 +99,40 @@ def test_what_is_kept_for_later_texts_gives_way_to_drafts(monkeypatch: pytest.Mo
     # Wrong: drafts get what is left beside it.
     monkeypatch.setattr("decodery.engine.memory._EVICTIONS", 0)
     assert sum(drafted(800 * SLOT)) < 0.7 * sum(drafted(0))
+
+
+@pytest.mark.parametrize("settings", [{"prompt_logprobs": 1}, {"drafter": Shown()}], ids=["logprobs", "drafter"])
+def test_logits_of_short_prompts_take_the_rows_they_have(settings: dict[str, Any]) -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=1200 * SLOT))
+    texts = [engine.submit(Request([number] * 10, max_new_tokens=20, **settings)) for number in range(6)]
+    engine.step()
+    assert engine.running == 6
+    engine.run(texts)
+
+
+def test_who_waits_comes_in_once_the_prompt_it_shares_was_read() -> None:
+    """What it needs is less from then on, though no task has come or left."""
+    engine = Engine(MODEL, limits=Limits(cache_bytes=340 * SLOT), prefill_chunk=64)
+    request = Request([number * 7 % 512 for number in range(200)], max_new_tokens=30)
+    first = engine.submit(request)
+    others = [engine.submit(request, like=first) for _ in range(2)]
+    while not first.position:
+        engine.step()
+    assert engine.waiting == 2
+    engine.step()
+    engine.step()
+    assert not engine.waiting and not first.finished
+    engine.run([first, *others])
+
+
+def test_who_waits_comes_in_once_the_rows_of_a_prompt_were_read() -> None:
+    """Their logits are gone then."""
+    engine = Engine(MODEL, limits=Limits(cache_bytes=700 * SLOT))
+    first = engine.submit(Request([5] * 200, max_new_tokens=30, prompt_logprobs=1))
+    other = engine.submit(Request([9] * 100, max_new_tokens=4))
+    while not first.position:
+        engine.step()
+    assert engine.waiting == 1
+    engine.step()
+    assert not engine.waiting
+    engine.run([first, other])
