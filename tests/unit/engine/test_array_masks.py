@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from threading import get_ident
@@ -25,8 +26,10 @@ from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.forced_batch import ForcedBatch
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.speculative.drafters.token_recycling import TokenRecycling
+from decodery.step.draft_batch import JointBudget
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
+from decodery.testing import tiny_transformer, to_int8
 from decodery.testing.models import Counted
 from languages import ENDS, LANGUAGES, PROMPTS, SCHEMA, TARGET, VOCABULARY
 
@@ -281,6 +284,34 @@ def test_forced_tokens_are_drafted_for_all_texts_together(drafter: Drafter, monk
     assert seqs[0].trace.passes < 6 and guesses > 0
     alone = [request(number, each, "sampled") for number, each in enumerate(constraints)]
     assert [seq.tokens for seq in seqs] == [seq.tokens for seq in written(Counted(TARGET), alone)]
+
+
+def test_a_batch_that_rests_is_not_asked_for_what_constraints_restrict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that it skips are few calls; forced tokens are drafted in them, too."""
+    forced, rests, asked = ForcedBatch.propose, list[int](), list[bool]()
+
+    def counted(batch: ForcedBatch, arrays: StepArrays, budget: JointBudget) -> int:
+        propose = batch._drafts.propose
+
+        def own(arrays: StepArrays, budget: JointBudget) -> int:
+            asked[-1] = True
+            return propose(arrays, budget)
+
+        rests.append(batch._drafts.rests)
+        asked.append(False)
+        with monkeypatch.context() as patch:
+            patch.setattr(batch._drafts, "propose", own)
+            return forced(batch, arrays, budget)
+
+    monkeypatch.setattr(ForcedBatch, "propose", counted)
+    requests = [request(number, compiled("words"), "sampled", max_new_tokens=60) for number in range(4)]
+    expected = [seq.tokens for seq in written(Counted(TARGET), requests)]
+    # What passes take is not known of a new model, and drafts wait until it is.
+    engine = Engine(to_int8(tiny_transformer(0, vocab_size=VOCABULARY.size)))
+    seqs = [engine.submit(replace(each, drafter=Auto(warm=None))) for each in requests]
+    end(engine, *seqs)
+    assert [seq.tokens for seq in seqs] == expected
+    assert rests[1:3] == [4, 3] and asked == [not each for each in rests]
 
 
 def test_a_step_under_constraints_is_few_calls() -> None:

@@ -35,10 +35,17 @@ class ForcedBatch(DraftBatch):
         ]
         # How many tokens of a chain that takes the place of a tree are those of the tree, too.
         self._guessed: dict[int, int] = {}
+        # Texts of the step when the other batch was last asked.
+        self._shared = 0
 
     @in_plain_state
     def propose(self, steps: StepArrays, budget: JointBudget) -> int:
-        drafted = self._drafts.propose(steps, budget)
+        drafted = 0
+        if self._drafts.rests and len(budget.texts) == self._shared:
+            # Forced tokens are drafted in any case.
+            self._drafts.rests -= 1
+        else:
+            drafted, self._shared = self._drafts.propose(steps, budget), len(budget.texts)
         self.failed, self._drafts.failed, self._guessed = self._drafts.failed, {}, {}
         for place, seq, number, constraint in self._texts:
             most = min(budget.nodes, seq.request.max_draft_tokens, seq.remaining - 1)
