@@ -12,7 +12,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.memory import MemoryBudget
 from decodery.engine.prefixes import PrefixCache
 from decodery.engine.request import Request
-from decodery.engine.schedule import Limits
+from decodery.engine.schedule import Limits, _without_drafts
 from decodery.models.batch import Batch, Scores
 from decodery.models.cache.memory_limit import MemoryLimit
 from decodery.search.beam import Beam
@@ -136,3 +136,15 @@ def test_who_waits_comes_in_once_the_rows_of_a_prompt_were_read() -> None:
     engine.step()
     assert not engine.waiting
     engine.run([first, other])
+
+
+def test_a_text_that_goes_on_without_drafts_needs_no_rows_of_its_prompt() -> None:
+    engine = Engine(MODEL, limits=Limits(cache_bytes=1200 * SLOT))
+    for asked in (None, 1):
+        engine.submit(Request([5] * 60, max_new_tokens=4, drafter=Shown(), prompt_logprobs=asked))
+    runs = [*engine._schedule._waiting]
+    rows = [[engine._schedule.memory._logits([run, run]) // (2 * 512 * 4)] for run in runs]
+    for run, found in zip(runs, rows, strict=True):
+        assert _without_drafts(run)
+        found.append(engine._schedule.memory._logits([run, run]) // (2 * 512 * 4))
+    assert rows == [[60, 1], [60, 60]]
