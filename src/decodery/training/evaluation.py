@@ -128,7 +128,7 @@ class Evaluation(Generic[Item, Part]):
         except SettingsError:
             return None
         test = part_of(items, self.group, seed, "test")
-        return figures(self.score(part, test), *self._known(test))
+        return figures(self._scored(part, test), *self._known(test))
 
     def tested(self, trained: Part, items: Ordered[Item], seed: int) -> tuple[Measured, dict[str, Measured | None]]:
         """What a trained part and the baselines say of the test part of items."""
@@ -141,7 +141,11 @@ class Evaluation(Generic[Item, Part]):
         if self.words is not None:
             texts, words = ([self.words(each) for each in some] for some in (test, learned))
             baselines["bag of words"] = figures(word_scores(words, labels, texts), *known)
-        return figures(self.score(trained, test), *known, self.limit(trained)), baselines
+        return figures(self._scored(trained, test), *known, self.limit(trained)), baselines
+
+    def _scored(self, part: Part, items: Ordered[Item]) -> list[float]:
+        # Of few groups none may fall into the test part.
+        return self.score(part, items) if items else []
 
     def _known(self, items: Ordered[Item]) -> tuple[list[bool], list[str]]:
         return [self.label(each) for each in items], [self.group(each) for each in items]

@@ -160,6 +160,8 @@ def _words(texts: Ordered[str]) -> list[set[str]]:
 
 def word_scores(train: Ordered[str], labels: Ordered[bool], test: Ordered[str]) -> list[float]:
     """What a bag of words says of texts: logistic regression on which of the usual words they hold."""
+    if not test:
+        return []
     known = [word for word, _ in Counter(word for words in _words(train) for word in sorted(words)).most_common(_WORDS)]
 
     def bags(texts: Ordered[str]) -> torch.Tensor:

@@ -24,6 +24,7 @@ from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, decode, tiny_transformer, to_int8
 from decodery.training.activations import Answered, collect
 from decodery.training.checkable import CheckableQuestion, built_in, read_checkable
+from decodery.training.evaluation import Evaluation
 from decodery.training.los import scores, train_los
 from decodery.training.probe import train_probe, worst
 from decodery.training.ranking import auroc, interval, parts
@@ -87,6 +88,25 @@ def test_probes_and_los_find_what_was_planted_and_nothing_where_nothing_is() -> 
         train_probe([replace(each, wrong=True) for each in answers], sites, "new")
     with pytest.raises(SettingsError, match="20 log-probabilities of a row were collected, not 21"):
         train_los(answers, k=21)
+
+
+def test_a_test_part_without_a_group_is_reported_as_empty() -> None:
+    items = [(number / 9, number % 2 == 0, f"g{number % 2}") for number in range(9)]
+    kept = [each for each in items if each[2] == "g0"]
+    seed = next(seed for seed in range(99) if parts(["g0"], seed)[0] == "train")
+    evaluated = Evaluation(
+        train=lambda known, seed: 1.0,
+        score=lambda part, known: torch.stack([torch.tensor(part * each[0]) for each in known]).tolist(),
+        label=lambda each: each[1],
+        group=lambda each: each[2],
+        relabel=lambda one, other: (one[0], other[1], one[2]),
+        baselines={"number": lambda each: each[0]},
+        words=lambda each: f"word {each[0]}",
+    )
+    own, baselines = evaluated.tested(1.0, kept, seed)
+    assert own["items"] == baselines["number"]["items"] == baselines["bag of words"]["items"] == 0
+    again = evaluated.again(kept, seed)
+    assert again is not None and again["auroc"] is None
 
 
 def test_specificity_is_told_site_by_site() -> None:
