@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from .evaluation import CHOSE_NOTHING, doubts, figures, lines_content
 from .held_out import compared
 from .kind import ARGUMENT, Data, Run, kind, option
 from .labelled import LabelledChat, highest_scores, read_chats, written_tokens
-from .ranking import parts, word_scores
+from .ranking import parts, turned, word_scores
+
+Item = TypeVar("Item")
 
 
 def calibrate(
@@ -47,24 +50,31 @@ def calibrate(
 
     Returns:
         The threshold, and the report of the test part: how well the highest scores rank what is looked for, beside the
-        texts' lengths, mean log-probabilities and words, and the shares that the threshold flags.
+        texts' lengths, mean log-probabilities and words, and the shares that the threshold flags. The other texts say
+        which way round lengths and log-probabilities are read.
     """
     scores = highest_scores(lm, chats, monitor, unit=unit, progress=progress)
     tested = parts([each.group for each in chats], seed) == "test"
-    harmless = [score for score, each, test in zip(scores, chats, tested, strict=True) if not test and not each.label]
-    longest = max(len(written_tokens(lm, part)) for each in chats for part in each.of_unit(unit)) or None
+
+    def split(values: Iterable[Item]) -> tuple[list[Item], list[Item]]:
+        """Those of the test part, and the others."""
+        pairs = list(zip(values, tested.tolist(), strict=True))
+        return [each for each, own in pairs if own], [each for each, own in pairs if not own]
+
+    labels, known = split(each.label for each in chats)
+    groups, _ = split(each.group for each in chats)
+    said, before = split(scores)
+    harmless = [score for score, label in zip(before, known, strict=True) if not label]
+    written = [[(lm.encode(part.prompt), written_tokens(lm, part)) for part in each.of_unit(unit)] for each in chats]
+    longest = max(len(text) for each in written for _, text in each) or None
     threshold = Threshold.calibrated(harmless, rate, data, chat=True, tokens=longest, unit=unit)
-    test = [each for each, own in zip(chats, tested, strict=True) if own]
-    known = [each.label for each in test], [each.group for each in test]
-    own = figures([score for score, own in zip(scores, tested, strict=True) if own], *known, threshold.value)
-    written = [[(lm.encode(part.prompt), written_tokens(lm, part)) for part in each.of_unit(unit)] for each in test]
-    baselines = {"length": figures([sum(len(text) for _, text in each) for each in written], *known)}
+    measures = {"length": [float(sum(len(text) for _, text in each)) for each in written]}
     if all(text for each in written for _, text in each):
-        baselines["mean log-probability"] = figures([float(np.mean(doubts(lm, each))) for each in written], *known)
-    learned = [each for each, own in zip(chats, tested, strict=True) if not own]
-    bags = [[" ".join(said["content"] for said in each.messages) for each in some] for some in (learned, test)]
-    words = word_scores(bags[0], [each.label for each in learned], bags[1])
-    baselines["bag of words"] = figures(words, *known)
+        measures["mean log-probability"] = [float(np.mean(doubts(lm, each))) for each in written]
+    baselines = {name: figures(turned(*split(values), known), labels, groups) for name, values in measures.items()}
+    test, learned = split(" ".join(each["content"] for each in chat.messages) for chat in chats)
+    baselines["bag of words"] = figures(word_scores(learned, known, test), labels, groups)
+    own = figures(said, labels, groups, threshold.value)
     return threshold, {"unit": f"{unit}s", "tested on": CHOSE_NOTHING, **compared(own, baselines)}
 
 

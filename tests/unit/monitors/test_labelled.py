@@ -28,6 +28,7 @@ from decodery.training.activations import read_answers
 from decodery.training.labelled import LabelledChat, highest_scores, is_labelled, read_chats, reread
 from decodery.training.monitor_threshold import calibrate, trained_part, with_threshold
 from decodery.training.probe import train_probe
+from decodery.training.ranking import parts
 from decodery.training.sequential import Talk, hear, judged, read_talks
 from methods import untrained_codes
 from methods import untrained_probe as probe
@@ -155,6 +156,22 @@ def test_a_monitor_is_calibrated_by_the_scores_that_it_has_in_use(tmp_path: Path
         assert loaded.limit == found.value and loaded.trained.facts["calibration"] == about
     with pytest.raises(SettingsError, match="cannot be promised from 15 harmless texts"):
         calibrate(lm, texts, Confidence("worst"), 0.01)
+
+
+def test_a_baseline_of_a_threshold_is_read_the_way_round_that_the_other_texts_say() -> None:
+    # What is looked for is shorter than the rest.
+    texts = [chat(f"Say {n}", "ab" if n % 2 else "abcdefgh", bool(n % 2), f"g{n // 2}") for n in range(60)]
+    _, report = calibrate(tiny_lm(), texts, Confidence("worst"), 0.2)
+    assert report["baselines"]["length"]["auroc"] == 1
+    assert report["baselines"]["mean log-probability"]["auroc"] >= 0.5
+
+
+def test_without_a_group_in_the_test_part_a_threshold_is_set_and_nothing_is_ranked() -> None:
+    texts = [replace(each, group="one") for each in own_texts(40)]
+    seed = next(seed for seed in range(99) if parts(["one"], seed)[0] != "test")
+    threshold, report = calibrate(tiny_lm(), texts, Confidence("worst"), 0.2, seed=seed)
+    assert threshold.harmless == 20 and report["items"] == 0 and report["auroc"] is None
+    assert report["baselines"]["bag of words"]["items"] == 0
 
 
 def test_every_kind_learns_from_the_same_texts(tmp_path: Path) -> None:
