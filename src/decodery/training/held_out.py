@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -154,12 +154,18 @@ def hold_out(groups: Sequence[Hashable], every: int) -> tuple[list[int], list[in
     # The last of `every` is never held out: the largest of all would leave little to learn from.
     held = [whole[first + turn % (every - 1)] for turn, first in enumerate(range(0, len(whole) - every + 1, every))]
     out = {number for each in held for number in each}
-    sides: tuple[list[int], list[int]] = [], []
-    for each in sorted(held, key=len, reverse=True):
-        min(sides, key=len).extend(each)
-    even, odd = sorted(sides, key=len, reverse=True)
+    even, odd = _halves(held)
     turns = [*chain(*zip(even, odd, strict=False)), *even[len(odd) :][: 1 if odd else None]]
     return [number for number in range(len(groups)) if number not in out], turns
+
+
+def _halves(groups: Iterable[list[int]]) -> tuple[list[int], list[int]]:
+    """The items of whole groups in two halves of about the same size, the larger one first."""
+    sides: tuple[list[int], list[int]] = [], []
+    for each in sorted(groups, key=len, reverse=True):
+        min(sides, key=len).extend(each)
+    even, odd = sorted(sides, key=len, reverse=True)
+    return even, odd
 
 
 @dataclass(frozen=True)
@@ -180,15 +186,23 @@ class HeldOut(Generic[Item]):
 
     @classmethod
     def of(cls, items: Sequence[Item], groups: Sequence[Hashable] = (), common: str = "prompts") -> HeldOut[Item]:
-        """Every other item for each half.
+        """Every other item for each half, and no group in both.
 
         Args:
-            items: In the order of `hold_out`.
+            items: In the order of `hold_out`, of which some may have been left out.
             groups: Of all of them.
             common: What groups are, in the plural.
         """
-        choosing, alone = list(items[::2]), len(items) < 2
-        return cls(choosing, choosing if alone else list(items[1::2]), groups if alone else groups[1::2], common)
+        chosen, tested = list(range(0, len(items), 2)), list(range(1, len(items), 2))
+        if set(groups[::2]) & set(groups[1::2]):
+            # Items that were left out since have shifted the turns of the others.
+            whole: dict[Hashable, list[int]] = {}
+            for number, group in enumerate(groups):
+                whole.setdefault(group, []).append(number)
+            chosen, tested = _halves(whole.values())
+        choosing = [items[number] for number in chosen]
+        known = [groups[number] for number in tested or chosen] if groups else ()
+        return cls(choosing, [items[number] for number in tested] or choosing, known, common)
 
     def report(
         self,

@@ -47,6 +47,22 @@ def test_whole_groups_are_held_out_and_none_both_chooses_and_is_tested() -> None
     assert hold_out([3, 3], 10) == ([0, 1], [])
 
 
+def test_a_prompt_does_not_both_choose_and_test_where_texts_were_left_out() -> None:
+    groups = [number % 40 for number in range(200)]
+    _, held = hold_out(groups, 20)
+    for missing in range(len(held)):
+        kept = [number for at, number in enumerate(held) if at != missing]
+        known = HeldOut.of(kept, [groups[number] for number in kept])
+        chose, tested = ({groups[number] for number in part} for part in (known.choosing, known.tested))
+        assert chose and tested and not chose & tested
+        assert sorted([*known.choosing, *known.tested]) == sorted(kept)
+        assert [groups[number] for number in known.tested] == list(known.groups)
+    # Texts of one prompt alone have no half that chose nothing.
+    alone = HeldOut.of([1, 2, 3], "aaa")
+    assert alone.tested is alone.choosing == [1, 2, 3]
+    assert alone.said() == "3 texts of 1 prompts that also chose the best step"
+
+
 def test_a_large_group_is_learned_and_not_left_out() -> None:
     assert hold_out([0] * 50 + [1], 20) == (list(range(50)), [50])
     assert len(hold_out([0] * 200 + list(range(1, 41)), 20)[0]) == 238
