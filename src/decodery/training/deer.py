@@ -198,8 +198,8 @@ class _DEERTraining(DraftTraining):
         )
 
     def measured(self) -> Measured:
-        """The figures of texts that chose nothing, with an interval."""
-        return self.held.measured(self.figures, "accepted")
+        """The figures of texts that chose nothing, with an interval; each counts by its blocks."""
+        return self.held.measured(self.figures, "accepted", lambda text: len(text[2]))
 
     def figures(self, held: Sequence[_Judged]) -> dict[str, float]:
         """What validation looks at: blocks of which nothing is known, at places evenly spread along held-out texts.

@@ -30,7 +30,7 @@ from .corpus import Corpus, check_texts
 from .cut import keep_tokens
 from .embedded import Shown, read_prompts, write_shown
 from .features import FeatureRows, FeatureStore
-from .head_batch import DEPTHS, LOSSES, Taught, distance, glancing, judged, rank_rates, taught
+from .head_batch import DEPTHS, LOSSES, Taught, distance, glancing, judged, places_of, rank_rates, taught
 from .held_out import HeldOut, Measured
 from .kind import COUNT, NON_NEGATIVE, Bounded, Run, bounded, kind, option
 from .kind_data import OwnTexts, own_texts
@@ -226,8 +226,8 @@ class _HeadTraining:
         return judged(self.head, self.held.choosing, self.recipe.decay)
 
     def measured(self, head: BoundHead) -> Measured:
-        """What a head is worth on texts that chose nothing, with an interval."""
-        return self.held.measured(lambda texts: judged(head, texts, self.recipe.decay), "agreement.1")
+        """What a head is worth on texts that chose nothing, with an interval; each counts by its places."""
+        return self.held.measured(lambda texts: judged(head, texts, self.recipe.decay), "agreement.1", places_of)
 
     def _training_batch(self, texts: Sequence[FeatureRows]) -> Taught:
         steps = max(self.head.unrolled(1.0), DEPTHS)

@@ -153,6 +153,11 @@ def _step(training_batch: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor
     return rows, likely[rows], share[rows], weight[rows]
 
 
+def places_of(training_batch: Taught) -> int:
+    """How many places the first depth of a head is judged at, see `judged`."""
+    return int(_step(training_batch, 0)[0].sum())
+
+
 @torch.no_grad()
 def judged(head: BoundHead, training_batches: Sequence[Taught], decay: float) -> dict[str, float]:
     """What a head is worth on held-out texts, unrolled over their own tokens.

@@ -14,7 +14,7 @@ from decodery.models.loaders.load import load
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.deer import BlockReading, Deer
 from decodery.testing import check_identical, tiny_transformer
-from decodery.training.corpus import Corpus, TrainingText
+from decodery.training.corpus import Corpus, TrainingText, claim, shard_path, write_shard
 from decodery.training.cut import DraftShape, cut_draft, keep_tokens
 from decodery.training.data import write_texts
 from decodery.training.deer import (
@@ -27,6 +27,7 @@ from decodery.training.deer import (
     train_deer,
     with_mask,
 )
+from decodery.training.held_out import HeldOut, Measured
 from decodery.training.kind import Run
 from tiny_models import tiny_loaded
 
@@ -108,6 +109,26 @@ def test_one_command_makes_a_drafter_that_learns_and_goes_on(tmp_path: Path) -> 
         DeerRecipe(block=1)
     with pytest.raises(SettingsError, match="too few texts"):
         train_deer(Run(target, tmp_path / "other", (DeerRecipe(30),)), corpus, shape=shape)
+
+
+def test_the_interval_of_a_drafter_is_of_the_figure_that_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, found = np.random.default_rng(0), list[Measured]()
+    claim(tmp_path / "text", {}, 288)
+    texts = [
+        TrainingText(np.array([number, 9, *random.integers(65, 68, size)], np.int32), 2)
+        for number, size in enumerate(random.integers(6, 28, 200))
+    ]
+    write_shard(shard_path(tmp_path / "text", 0), texts, 0)
+    measured = HeldOut.measured
+    monkeypatch.setattr(HeldOut, "measured", lambda *given: found.append(measured(*given)) or found[-1])
+    recipe = DeerRecipe(4, places=4, epochs=1, refining=0, batch=8, lr=3e-3)
+    train_deer(Run(tiny_loaded(), tmp_path / "deer", (recipe,)), Corpus(tmp_path / "text"), DraftShape(1, 48, 80, 16))
+    last = found[-1]
+    assert len(found) == 2 and len(last.each) == 5
+    assert np.average(last.each, weights=last.weights) == pytest.approx(last["accepted"])
+    assert np.mean(last.each) != pytest.approx(last["accepted"], abs=1e-3)
 
 
 def test_the_two_tokens_that_are_no_text_stand_behind_all_others() -> None:

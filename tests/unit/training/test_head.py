@@ -10,6 +10,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,9 +19,10 @@ from decodery.models.loaders.load import LoadedModel
 from decodery.speculative.heads.drafter import head_kind
 from decodery.speculative.heads.head import TrainedHead
 from decodery.testing import tiny_transformer
-from decodery.training.corpus import Corpus
+from decodery.training.corpus import Corpus, TrainingText, claim, shard_path, write_shard
 from decodery.training.data import write_texts
 from decodery.training.head import HeadRecipe, _begun, train_head
+from decodery.training.held_out import HeldOut, Measured
 from decodery.training.kind import Run
 from tiny_models import tiny_loaded
 
@@ -52,6 +54,27 @@ def test_what_is_held_out_is_guessed_better_after_training(
     rates = trained.facts["rates"]
     assert [ranks[0] for ranks in rates] == pytest.approx(after, abs=1e-3)
     assert all(0.5 < sum(ranks) <= 1.0001 for ranks in rates)
+
+
+def test_the_interval_of_a_head_is_of_the_figure_that_is_printed(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, found = np.random.default_rng(0), list[Measured]()
+    claim(tmp_path / "text", {}, 16)
+    texts = [
+        TrainingText(np.array([number // 16, number % 16, *random.integers(0, 16, size)], np.int32), 2)
+        for number, size in enumerate(random.integers(2, 38, 200))
+    ]
+    write_shard(shard_path(tmp_path / "text", 0), texts, 0)
+    measured = HeldOut.measured
+    monkeypatch.setattr(HeldOut, "measured", lambda *given: found.append(measured(*given)) or found[-1])
+    train_head(
+        Run(target, tmp_path, (HeadRecipe(outputs=0, epochs=0.1),)), head_kind("medusa"), Corpus(tmp_path / "text")
+    )
+    assert len(found) == 2 and all(len(each.each) == 5 for each in found)
+    for each in found:
+        assert np.average(each.each, weights=each.weights) == pytest.approx(each["agreement.1"])
+        assert np.mean(each.each) != pytest.approx(each["agreement.1"], abs=1e-3)
 
 
 def test_what_is_held_out_is_of_every_temperature(corpus: Corpus) -> None:
