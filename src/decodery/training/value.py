@@ -167,7 +167,7 @@ def read_on(
         scores = model.forward(Batch([segment]), taps=[tap])
         if doubts is not None and following:
             laws = scores.logits.float().log_softmax(dim=-1)
-            doubts += (-laws.cpu().gather(1, int_tensor(following)[:, None])[:, 0]).tolist()
+            doubts += (-laws.gather(1, int_tensor(following)[:, None].to(laws.device))[:, 0]).tolist()
         parts.append(scores.hidden[tap].cpu())
         cache.keep(range(len(segment)))
     return torch.cat(parts) if parts else zeros(0, model.config.hidden_size)

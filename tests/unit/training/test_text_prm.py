@@ -91,6 +91,14 @@ def test_ends_of_steps_have_the_mean_log_probability_of_the_text_until_then(monk
     assert steps.doubts == pytest.approx(doubts(lm, [(prompt, text[: end + 1]) for end in ends]), abs=1e-4)
 
 
+def test_of_the_laws_of_a_text_only_its_own_tokens_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, moved, found = encoded("3=1;good;4"), list[int](), list[float]()
+    cpu = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: (moved.append(self.numel()), cpu(self))[1])
+    states = value.read_on(MODEL, MODEL.new_cache(), prompt, 2, found)
+    assert len(found) == len(prompt) - 1 and max(moved) == states.numel()
+
+
 def test_texts_that_teach_nothing_are_refused(tmp_path: Path) -> None:
     right = [replace(each, reward=1.0) for each in judged(20)]
     for texts, message in ((right, "one reward"), ([replace(right[0], reward=2.0)], "from 0 to 1")):
