@@ -261,7 +261,7 @@ def _said(gains: Mapping[str, Sequence[float]], units: int) -> str:
         units: How many groups of items they are of.
     """
     if units < _FEW:
-        return f"fewer than {_FEW} items or prompts were tested, too few to say what is better"
+        return f"fewer than {_FEW} items or prompts, or of the rarer kind, were tested: too few to say what is better"
     kinds: dict[str, list[str]] = {}
     for name, (low, high) in gains.items():
         how = "better than" if low > 0 else "worse than" if high < 0 else "not shown to be better than"

@@ -96,7 +96,9 @@ def test_the_gain_is_of_the_same_items_and_says_over_what(tmp_path: Path) -> Non
     said = few.report(
         few.measured(lambda some: {"ttr": 1.0}, "ttr"), {"x": few.measured(lambda some: {"ttr": 0}, "ttr")}
     )
-    assert said["gain"].startswith("fewer than 6 items") and said["baselines"]["x"]["interval of gain"] == [1.0, 1.0]
+    assert said["gain"].startswith("fewer than 6 items or prompts, or of the rarer kind, were tested") and said[
+        "baselines"
+    ]["x"]["interval of gain"] == [1.0, 1.0]
 
 
 @dataclass(frozen=True)
