@@ -30,6 +30,8 @@ from .kind_data import OwnTexts, own_texts
 from .loop import History, TrainingPlan, batches, content, train
 from .tensors import int_tensor
 
+_FORMAT = 2
+"""Another one where the same texts are judged in another way: kept states go on only with the same."""
 _SHARD = 32
 """Texts whose states are kept in one file."""
 
@@ -69,7 +71,7 @@ def train_acceptance(run: Run, draft: LanguageModel, corpus: Corpus) -> dict[str
     check_folder(out, AcceptanceHead.FILE)
     draft = fitted(draft, target)
     check_texts(len(corpus))
-    made = f"{corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
+    made = f"{_FORMAT} {corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
     examples = list(_examples(target, draft, corpus, out / "states", recipe, made, run.progress))
     learned, held_out = ([n for n in numbers if len(examples[n][1])] for numbers in corpus.split())
     if not learned or not held_out:

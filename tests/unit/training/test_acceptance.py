@@ -18,6 +18,7 @@ from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
 from decodery.speculative.draft_length.specdec_pp import AcceptanceHead, SpecDecPP
 from decodery.testing import tiny_transformer
+from decodery.training import acceptance
 from decodery.training.acceptance import AcceptanceRecipe, judged, train_acceptance, weighted_loss
 from decodery.training.corpus import Corpus, TrainingText
 from decodery.training.data import write_texts
@@ -144,6 +145,16 @@ def test_drafts_are_judged_at_the_temperature_that_each_text_was_written_at(tmp_
         fit(written, tmp_path / "head")
     first = found[::2], found[1::2]
     assert first[0] == [0.5, 1.0] * 6 and first[1] == [1.0, 0.5] * 6
+
+
+def test_states_of_texts_that_were_judged_in_another_way_are_refused(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr(acceptance, "_FORMAT", 1)
+        fit(corpus, tmp_path)
+    with pytest.raises(SettingsError, match=r"00000\.safetensors was made with other settings"):
+        fit(corpus, tmp_path)
 
 
 def test_a_head_whose_labels_are_shuffled_learns_nothing(corpus: Corpus, tmp_path: Path) -> None:
