@@ -23,6 +23,7 @@ from decodery.speculative.drafters.rapid import Rapid
 from decodery.step.drafter import Drafter
 from decodery.step.sequence import Sequence
 from decodery.testing import check_identical, decode, tiny_transformer
+from far import Devices, moved
 from tiny_models import SPECIAL
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 5, 6, 7, 5, 6]]
@@ -83,6 +84,12 @@ def test_what_a_model_lacks_is_never_said_and_read_as_something_else() -> None:
         shared = min(tokens, TOKENS)
         assert logits.shape == (4, TOKENS) and torch.equal(logits[:, :shared], own[:, :shared])
         assert (logits[:, shared:] == -torch.inf).all()
+        with Devices():
+            far = fitted(Transformer(other.config, moved(other.weights, "meta:0")), TARGET)
+            segment = Segment.chunk([0] * 4, far.new_cache())
+            rows = replace(segment, chosen=torch.tensor([1, 60, 62, 3]).to("meta:0"))
+            there = far.forward(Batch([rows])).logits.cpu()
+        assert torch.allclose(there, logits)
     assert fitted(TARGET, resized(TOKENS)) is TARGET
 
 

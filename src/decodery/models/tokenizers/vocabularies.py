@@ -142,7 +142,13 @@ class Fitted(OverModel):
     @property
     def capabilities(self) -> Capabilities:
         own = self.model.capabilities
-        return Capabilities(exact_rows=own.exact_rows, trees=own.trees, layer_plans=own.layer_plans)
+        return Capabilities(
+            exact_rows=own.exact_rows,
+            trees=own.trees,
+            layer_plans=own.layer_plans,
+            chosen=own.chosen,
+            visible=own.visible,
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -159,10 +165,12 @@ class Fitted(OverModel):
 
     def _readable(self, segment: Segment) -> Segment:
         """The same rows, in tokens that the model has."""
-        if segment.tokens is None or (segment.tokens < self.model.vocab_size).all():
-            return segment
         # Any token would do: no text that the tokenizer makes holds what stands here.
         stand_in = (*self.model.config.eos_ids, 0)[0]
+        if (chosen := segment.chosen) is not None and self.vocab_size > self.model.vocab_size:
+            segment = replace(segment, chosen=chosen.masked_fill(chosen >= self.model.vocab_size, stand_in))
+        if segment.tokens is None or (segment.tokens < self.model.vocab_size).all():
+            return segment
         return replace(segment, tokens=np.where(segment.tokens < self.model.vocab_size, segment.tokens, stand_in))
 
 
