@@ -23,6 +23,7 @@ from decodery.models.batch import Batch, Segment
 from decodery.models.torch.packed_linear import PackedLinear
 from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
+from decodery.speculative.drafters.compressed_cache import CompressedCache
 from decodery.testing import (
     Garbage,
     Oracle,
@@ -53,6 +54,8 @@ TREES = (
     "specinfer:expansion=3/2/1",
 )
 """What models and heads read ahead on the device: the most likely nodes, and those that are drawn in several ways."""
+LATE = ("quest:budget=16", "snapkv:budget=8", "pyramid-kv:budget=8")
+"""Cache policies that begin after the prompt, under which the model drafts for itself."""
 _HEADLESS = "auto without a head"
 _FEW = (_HEADLESS, "eagle")
 Said = tuple[str, dict[str, Any]]
@@ -98,6 +101,8 @@ class Correctness:
         for name in ("draft-model", "eagle-3"):
             for tree in TREES:
                 self._check(f"drafter {name}, {tree}", lambda name=name, tree=tree: self.drafter(name, tree), part="D")
+        for name in LATE:
+            self._check(f"drafter under {name}", lambda name=name: self.drafter(name, TREES[0]), part="D")
         for name in [*TESTS][:1] if self.few else TESTS:
             self._check(f"tests: {name}", lambda name=name: self.tests(name), needs=15, part="D")
 
@@ -300,13 +305,16 @@ class Correctness:
         return f"{len(pairs)} pairs of texts are alike; {len(shapes)} shapes up to tokens", {"shapes": len(shapes)}
 
     def drafter(self, name: str, tree: str | None = None) -> Said:
-        """One drafter, with its own trees or others: greedy and sampled texts, batches, caches."""
+        """One drafter or cache policy, with its own trees or others: greedy and sampled texts, batches, caches."""
         from methods import ADAPTIVE, DRAFTERS
 
         if self.few and name not in _FEW:
             raise NotRunError("at size tiny a few say enough: tests/conformance/test_conformance.py runs all of them")
         model = tiny(self.device)
-        made = Auto() if name == _HEADLESS else DRAFTERS[name](tiny(self.device, layers=1))
+        if name in LATE:
+            made = CompressedCache(name)
+        else:
+            made = Auto() if name == _HEADLESS else DRAFTERS[name](tiny(self.device, layers=1))
         if tree is not None:
             made = replace(made, length=4, tree_policy=tree)
         runs = [

@@ -158,7 +158,9 @@ class Follower:
             return False
         # All rows lie within every window.
         near = all(window is None or window > levels for window in windows)
-        return near and serves(Segment(np.zeros(1, dtype=np.int64), cache=self.cache), model.config)
+        # A policy may begin with rows that are yet to come.
+        one = Segment(np.zeros(1, dtype=np.int64), cache=self.cache)
+        return near and self.cache.policy is None and serves(one, model.config)
 
     def ahead(self, text: list[int], look: Look) -> ForwardCoroutine[Ahead]:
         """What follows a text and the nodes below it that are chosen on the device, by one copy of all levels.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ from decodery.engine.request import Request
 from decodery.models.batch import Batch
 from decodery.models.cuda.graphs import StaticPasses
 from decodery.models.torch.transformer import Transformer
+from decodery.models.torch.weights import Dense
 from decodery.sampling import Sampler
 from decodery.sampling.batched import BatchedProcessors, BatchedSampling, batched_processors, batched_sampling
+from decodery.speculative.drafters.compressed_cache import CompressedCache
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.follower import Follower
 from decodery.speculative.heads.drafter import TrainedDrafter
@@ -33,7 +36,8 @@ from far import FarTensor, Watched, moved
 from methods import DRAFTERS
 from recordings import heads_at_fixed_shapes, recording
 
-TARGET, DRAFT = tiny_transformer(0, num_layers=4), tiny_transformer(0, num_layers=3)
+_tiny = [tiny_transformer(0, num_layers=layers) for layers in (4, 3)]
+TARGET, DRAFT = (Transformer(replace(each.config, vocabulary="tiny"), each.weights) for each in _tiny)
 GREEDY, NUCLEUS = Sampler.from_settings(temperature=0.0), Sampler.from_settings(temperature=0.8, top_p=0.9)
 TOKENS = 12
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 4, 5], [9], [3, 3, 2, 1], [7, 1]]
@@ -79,12 +83,22 @@ OTHERS = [
     ("eagle-3, rsd-s", NUCLEUS, 2),
     ("eagle-3, specinfer", NUCLEUS, 2),
     *((f"draft-model, {tree}", NUCLEUS, 2) for tree in ("shape", "sequoia", "captured rsd-s", "specinfer")),
+    *((f"draft-model of {size}, {tree}", NUCLEUS, 2) for size in (56, 72) for tree in ("chain", "eagle-2", "sequoia")),
 ]
+
+
+def resized(model: Transformer, size: int) -> Transformer:
+    """A model with other numbers of tokens: with fewer, or with more that it finds as likely as its first ones."""
+    ids, weights = torch.arange(size) % model.vocab_size, model.weights
+    assert isinstance(weights.head, Dense)
+    changed = replace(weights, embedding=weights.embedding[ids], head=Dense(weights.head.weight[ids]))
+    return Transformer(replace(model.config, vocab_size=size), changed)
 
 
 def made(name: str, device: str) -> Drafter:
     if name.startswith("draft-model"):
-        model = Transformer(DRAFT.config, moved(DRAFT.weights, device)) if device != "cpu" else DRAFT
+        draft = resized(DRAFT, int(size[1])) if (size := re.search(r" of (\d+),", name)) else DRAFT
+        model = Transformer(draft.config, moved(draft.weights, device)) if device != "cpu" else draft
         if "captured" in name and device != "cpu":
             model.static = StaticPasses()
         if "chain" in name:
@@ -188,6 +202,22 @@ def test_a_step_waits_once_a_pass_for_all_texts(
 def test_other_heads_wait_as_often(name: str, sampler: Sampler, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found, counts = waits(name, sampler, 2, monkeypatch)
     assert found == written(name, sampler, 2) and counts and max(counts[:-1], default=0) <= passes
+
+
+@pytest.mark.parametrize("policy", ["quest:budget=16", "snapkv:budget=8", "pyramid-kv:budget=8"])
+def test_trees_under_a_policy_that_begins_later_are_read_level_by_level(policy: str) -> None:
+    tree = "eagle-2:nodes=12,width=3,depth=3"
+
+    def text(device: str) -> list[Any]:
+        engine = Engine(Transformer(TARGET.config, moved(TARGET.weights, device)))
+        drafter = CompressedCache(policy, tree_policy=tree)
+        asked = Request([1, 2, 3] * 8, drafter=drafter, max_new_tokens=8, return_draft_trees=True)
+        engine.run([seq := engine.submit(asked)])
+        return of([seq])
+
+    here = text("cpu")
+    with Watched():
+        assert text("meta:0") == here and any(here[0][1])
 
 
 def test_tokens_that_are_not_those_that_were_chosen_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
