@@ -118,7 +118,8 @@ class Look:
     def alike(self, rows: torch.Tensor) -> Hashable:
         """Equal for those that go on in the same way from logits of so many rows."""
         kinds = None if self.processors is None else (self.processors.greedy, self.processors.kinds)
-        return self.plan, len(self.levels), rows.shape, len(self.seq.request.eos_ids), self.origin, kinds
+        ends = len(self.seq.request.eos_ids)
+        return self.plan, len(self.levels), rows.shape, ends, self.origin, kinds, self.padding
 
     def ahead(self) -> Ahead:
         """What was read, once that is known."""

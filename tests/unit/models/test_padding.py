@@ -19,7 +19,7 @@ from decodery.extras.superposed.ngrams import NGrams
 from decodery.extras.superposed.superposed import Superposition, superpose
 from decodery.models.batch import Batch, Segment
 from decodery.models.tokenizers.tokenizer import Tokenizer
-from decodery.models.tokenizers.vocabularies import excluded, padding_of, speaks
+from decodery.models.tokenizers.vocabularies import Padding, excluded, padding_of, speaks
 from decodery.models.torch.encoder_decoder import EncoderDecoder
 from decodery.models.torch.transformer import Transformer
 from decodery.models.torch.weights import Dense
@@ -28,6 +28,8 @@ from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
 from decodery.step.forward_request import run_sync
+from decodery.step.level_choice import choose_next
+from decodery.step.look_ahead import Level, Look
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
 from methods import DRAFTERS, DRAWING, KVS, LOSSY_RULES, RULES, SEARCHES, SOURCES, TWO_MODELS, fits
@@ -171,3 +173,14 @@ def test_what_an_encoders_text_is_drawn_from_holds_none() -> None:
     wanted = [id for id in sorted(PADDED | set(range(VOCAB, model.vocab_size))) if id < model.vocab_size]
     assert excluded(model, logits) is logits
     assert torch.nonzero(logits[1] == -torch.inf).flatten().tolist() == wanted != []
+
+
+def test_looks_below_texts_exclude_each_its_own() -> None:
+    engine, plan = Engine(tiny_transformer(0)), (Level(1, 1),)
+    looks = []
+    for padding in (None, Padding(60, np.zeros(0, dtype=np.int64)), Padding(VOCAB, np.array([63]))):
+        seq: Any = engine.submit(Request(PROMPT))
+        looks.append(Look(seq, plan, "deterministic", None, padding))
+    rows = torch.arange(VOCAB, dtype=torch.float32)[None]
+    choose_next([(look, rows.clone()) for look in looks])
+    assert [int(look.found[0][0][0, 0]) for look in looks] == [63, 59, 62]
