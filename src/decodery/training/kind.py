@@ -127,6 +127,10 @@ def kind(
 
     def register(learn: Learn) -> Learn:
         name = learn.__name__.strip("_").replace("_", "-")
+        if name in KINDS:
+            raise ValueError(
+                f"{name} is a kind already, of {KINDS[name].learn.__module__}: name the function otherwise"
+            )
         KINDS[name] = Kind(learn.__doc__ or "", learn, ready, settings, example, **more)
         return learn
 

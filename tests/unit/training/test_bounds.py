@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from decodery.core.errors import SettingsError
-from decodery.training.kind import NON_NEGATIVE, Bounded, bounded
+from decodery.training.kind import NON_NEGATIVE, Bounded, Run, bounded, kind
 
 
 @dataclass(frozen=True)
@@ -50,3 +50,18 @@ def test_bounds_of_a_field_take_the_place_of_usual_and_of_inherited_ones() -> No
     assert Recipe(epochs=0).epochs == 0 and Longer().share == 1.0
     with pytest.raises(SettingsError, match="steps is 0"):
         Longer(steps=0)
+
+
+def test_two_kinds_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decodery.training.kind.KINDS", {})
+
+    def first_kind(run: Run) -> None:
+        """The first."""
+
+    kind("", (), "")(first_kind)
+
+    def _first_kind(run: Run) -> None:
+        """Another, whose command would be the same."""
+
+    with pytest.raises(ValueError, match=r"^first-kind is a kind already, of "):
+        kind("", (), "")(_first_kind)
