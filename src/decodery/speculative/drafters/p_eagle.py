@@ -18,7 +18,7 @@ from decodery.step.tree_policy import TreePolicy
 from ..heads.drafter import HeadDrafter
 from ..heads.grown import DraftHead, Nodes
 from ..heads.head import TextItems
-from ..heads.layered import HeadRows
+from ..heads.layered import HeadRows, lengths_kept
 from ..heads.native import NativeHead
 from .eagle_3 import EAGLE3Head
 
@@ -48,13 +48,17 @@ class PEAGLEHead(EAGLE3Head):
         return None
 
     def read_all(self, texts: Ordered[TextItems]) -> torch.Tensor:
-        first, memories = super().read_all(texts), [memory for memory, _, _, _ in texts]
-        n, rows = self.reach - 1, (self.reach - 1) * len(texts)
+        memories, n, rows = [memory for memory, _, _, _ in texts], self.reach - 1, (self.reach - 1) * len(texts)
         if not n:
-            return first
-        blocks = [HeadRows(each.layers, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
-        tokens = torch.full((rows,), self.trained.settings["mask_token"], dtype=torch.int64, device="cpu")
-        _, below = self._passed(blocks, self._masked()[0].expand(rows, -1), tokens, np.arange(rows))
+            return super().read_all(texts)
+        with lengths_kept([memory.layers for memory in memories]):
+            first = super().read_all(texts)
+            blocks = [HeadRows(each.layers, each.end + 1 + np.arange(n), np.tri(n, dtype=bool)) for each in memories]
+            tokens = torch.full((rows,), self.trained.settings["mask_token"], dtype=torch.int64, device="cpu")
+            for memory in memories:
+                # Before as many others are there.
+                memory.below = None
+            _, below = self._passed(blocks, self._masked()[0].expand(rows, -1), tokens, np.arange(rows))
         for memory, logits in zip(memories, below.split(n), strict=True):
             memory.cut(0)
             memory.below = logits
@@ -105,3 +109,8 @@ class PEAGLE(HeadDrafter):
 
     length: int = field(default=8, kw_only=True)
     tree_policy: TreePolicy | str | None = field(default=None, kw_only=True)
+
+    def held_rows(self, nodes: int) -> int:
+        # And of a text what its head expects at all further depths.
+        below = 0 if self.trained is None else self.trained.settings["heads"] - 1
+        return super().held_rows(nodes) + below

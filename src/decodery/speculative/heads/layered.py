@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -47,6 +48,23 @@ class HeadRows:
         """The rows lie where there was room for them."""
         for own in self.held:
             own.wrote(len(self.positions), text=self.mask is None)
+
+
+@contextmanager
+def lengths_kept(texts: Ordered[Ordered[Held]]) -> Iterator[None]:
+    """Leave texts as long as they were where a pass over them fails: each is served alone then.
+
+    Args:
+        texts: Of each, keys and values by layer.
+    """
+    held = [each for layers in texts for each in layers]
+    lengths = [each.length for each in held]
+    try:
+        yield
+    except Exception:
+        for each, length in zip(held, lengths, strict=True):
+            each.length = length
+        raise
 
 
 class LayeredHead(DraftHead):

@@ -21,7 +21,7 @@ from .context import ContextLayer
 from .grown import Nodes
 from .head import EMBEDDED, Guess, Heard, Seen, TextItems, TrainedHead
 from .latents import LatentLayer
-from .layered import Attention, HeadRows, LayeredHead
+from .layered import Attention, HeadRows, LayeredHead, lengths_kept
 from .native import NativeHead, NativeRows, places_of
 from .parts import DecoderLayer, Held, LayerShape
 from .unrolled import teacher_attention
@@ -186,16 +186,9 @@ class RecurrentHead(LayeredHead):
         joined = {tap: torch.cat([states[tap] for _, states, _, _ in texts]) for tap in texts[0][1]}
         tokens = torch.cat([tokens for _, _, tokens, _ in texts])
         rows = [HeadRows(memory.layers, positions) for memory, _, _, positions in texts]
-        lengths = [[held.length for held in each.held] for each in rows]
         ends = np.cumsum([len(positions) for _, _, _, positions in texts]) - 1
-        try:
+        with lengths_kept([each.held for each in rows]):
             features, logits = self._passed(rows, self.enter(joined), tokens, ends, joined)
-        except Exception:
-            # Each is served alone then.
-            for each, known in zip(rows, lengths, strict=True):
-                for held, length in zip(each.held, known, strict=True):
-                    held.length = length
-            raise
         for (memory, _, _, positions), end in zip(texts, ends.tolist(), strict=True):
             memory.last, memory.rows, memory.end = features[end], features[:0], int(positions[-1])
         return logits

@@ -14,6 +14,8 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.models.cache.page_pool import SLOTS
 from decodery.speculative.draft_length.memory import MemoryBound, held
+from decodery.speculative.drafters.p_eagle import PEAGLE, PEAGLEHead
+from decodery.speculative.heads.head import TrainedHead
 from decodery.step.draft_length_policy import MOST_NODES
 from decodery.step.sequence import Sequence
 from decodery.testing import tiny_transformer
@@ -146,3 +148,18 @@ def test_turns_of_a_chat_keep_to_the_same_bound() -> None:
 def test_a_text_that_cannot_fit_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"memory allows 0.01 MiB, and a text of up to 103 tokens takes .* without"):
         run(Request([1, 2, 3], max_new_tokens=100, draft_length=MemoryBound(0.01)))
+
+
+def test_what_a_head_predicts_at_once_is_counted() -> None:
+    target = tiny_transformer(0, vocab_size=VOCAB, dtype=torch.float32)
+    tensors, shape = PEAGLEHead.untrained(target, 0)
+    held_of = {}
+    for heads in (2, 64):
+        drafter = PEAGLE(TrainedHead("p-eagle", tensors, {**shape, "heads": heads}), length=4)
+        with TensorBytes(counted) as bytes_:
+            engine = Engine(target)
+            seq = engine.submit(Request([1, 2, 3], max_new_tokens=12, drafter=drafter, draft_length=MemoryBound(50.0)))
+            engine.run([seq])
+        held_of[heads] = seq.states[seq.request.draft_length].bytes
+        assert bytes_.peak <= held_of[heads]
+    assert held_of[64] - held_of[2] == 62 * VOCAB * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from decodery.speculative.heads.grown import DraftHead, Nodes
 from decodery.speculative.heads.head import Heard, TextItems, TrainedHead
 from decodery.speculative.heads.parts import Parts
 from decodery.speculative.heads.reading import HeadReading
+from decodery.speculative.heads.recurrent import RecurrentHead
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter
@@ -152,6 +154,25 @@ def test_texts_in_one_pass_get_what_each_gets_alone(name: str) -> None:
         alone = head.begin()
         assert float((row - head.read(*item(alone, text))).abs().max()) < 1e-9
         assert float((own - head.grow(*nodes(alone, count))).abs().max()) < 1e-9
+
+
+def test_a_block_that_fails_leaves_its_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, memories = head_of("p-eagle"), [head_of("p-eagle").begin() for _ in range(2)]
+    assert isinstance(head, RecurrentHead)
+    item = states_of(head, TEXT[:4]), torch.tensor(TEXT[1:5]), np.arange(4)
+    real, passes = head._passed, list[int]()
+
+    def second_fails(rows: Any, *given: Any) -> Any:
+        passes.append(len(rows))
+        if len(passes) == 2:
+            raise MemoryError
+        return real(rows, *given)
+
+    monkeypatch.setattr(head, "_passed", second_fails)
+    with pytest.raises(MemoryError):
+        head.read_all([(memories[0], *item)])
+    found = [head.read_all([(memory, *item)]) for memory in memories]
+    assert torch.equal(*found) and torch.equal(*(memory.below for memory in memories))
 
 
 def test_heads_of_one_pass_for_all_texts() -> None:
