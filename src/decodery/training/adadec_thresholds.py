@@ -17,14 +17,15 @@ from decodery.models.protocol import LanguageModel
 from decodery.models.tokenizers.tokenizer import Tokenizer
 from decodery.sampling.entropy import entropy
 
-from .held_out import bootstrap
+from .held_out import HeldOut, bootstrap, hold_out
 from .kind import ARGUMENT, Data, Run, kind
 from .lines import named_texts, read_objects
 from .ranking import logistic
 from .tensors import int_tensor
 
 _CHUNK = 128
-_HELD_OUT = 0.2
+_HELD_OUT = 5
+"""One solution in so many is held out."""
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,27 @@ def observe(
 def fit(entropies: np.ndarray, right: np.ndarray, texts: np.ndarray, *, seed: int = 0) -> EntropyThreshold:
     """The threshold from entropies [n] and whether the first choice was right, classes balanced.
 
-    A fifth is held out. Of one half of it the cut-off of 0.01 to 0.99 tells most right, the middle one of equals. The
-    accuracy is that on the other half.
+    A fifth of the texts is held out. Of one half of it the cut-off of 0.01 to 0.99 tells most right, the middle one of
+    equals. The accuracy is that on the other half.
 
     Args:
-        texts: What each token is of, for the interval.
+        texts: What each token is of.
     """
-    draw = np.random.default_rng(seed)
-    kinds = [draw.permutation(np.flatnonzero(right == kind)) for kind in (False, True)]
-    size = min(map(len, kinds))
+    size = int(min(right.sum(), (~right).sum()))
     if size < 20:
         raise SettingsError(f"only {size} tokens are of the rarer kind, right or wrong, and 20 are needed: give more")
-    held = round(size * _HELD_OUT)
+    draw = np.random.default_rng(seed)
+    names = draw.permutation(np.unique(texts))
+    learned, held = hold_out(names.tolist(), _HELD_OUT)
+    halves = HeldOut.of(held)
     training, choosing, testing = (
-        np.concatenate([kind[first:end] for kind in kinds])
-        for first, end in ((held, size), (0, held // 2), (held // 2, held))
+        _balanced(right, np.flatnonzero(np.isin(texts, names[part])), draw)
+        for part in (learned, halves.choosing, halves.tested)
     )
+    if len(held) < 2 or not min(map(len, (training, choosing, testing))):
+        raise SettingsError(
+            f"{len(names)} solutions leave nothing to test: each part of them needs right and wrong tokens, give more"
+        )
     rows, labels = torch.from_numpy(entropies[training]).double(), torch.from_numpy(right[training]).double()
     rows = torch.stack([rows, torch.ones_like(rows)], dim=1)
     weight, bias = logistic(rows, labels, 1e-9, line_search_fn="strong_wolfe").tolist()
@@ -124,6 +130,12 @@ def fit(entropies: np.ndarray, right: np.ndarray, texts: np.ndarray, *, seed: in
         tokens=len(right),
         wrong=int((~right).sum()),
     )
+
+
+def _balanced(right: np.ndarray, tokens: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    """As many of these tokens that were right as wrong, drawn at random."""
+    kinds = [draw.permutation(tokens[right[tokens] == kind]) for kind in (False, True)]
+    return np.concatenate([kind[: min(map(len, kinds))] for kind in kinds])
 
 
 @dataclass(frozen=True)
