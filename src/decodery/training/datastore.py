@@ -18,7 +18,7 @@ from decodery.speculative.stores.datastore import FORMAT, SuffixArray
 
 from .data import token_blocks
 from .kind import ARGUMENT, Data, Run, kind
-from .kind_data import read_chats
+from .kind_data import check_chats, each_chat, require_template
 
 SHARD = 1 << 22
 """Tokens per shard: sorting one takes about 200 MB."""
@@ -88,9 +88,12 @@ class Documents(Data):
     """Text files, one document each."""
 
     NOTE = """FILES are text, or `.jsonl` of chats, {"messages": [{"role": ..., "content": text}, ...]} a line, each a
-    document."""
+    document by the chat template of MODEL. A chat ends with an answer."""
 
     files: tuple[Path, ...] = field(default=(), metadata=ARGUMENT)
+
+    def check(self) -> None:
+        check_chats(self.files)
 
 
 @kind(
@@ -104,12 +107,16 @@ def _datastore(run: Run) -> dict[str, int]:
 
     Memory use is bounded. An interrupted run starts again.
     """
+    files, lm = run.of(Documents).files, run.lm
+    for file in files:
+        if file.suffix == ".jsonl":
+            require_template(lm, file)
     found = build_datastore(
-        run.of(Documents).files,
+        files,
         run.out,
         tokenizer=run.loaded.tokenizer,
         vocab_size=run.loaded.model.vocab_size,
-        chats=lambda file: ([*prompt, *answer] for prompt, answer in read_chats(run.lm, file)),
+        chats=lambda file: ([*prompt, *answer] for prompt, answer in each_chat(lm, file)),
         progress=run.progress,
     )
     return {"tokens": found}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from .corpus import Corpus, TrainingText, check_texts
 from .data import built_in_prompts, cut_files, read_prompts, write_texts
 from .kind import ARGUMENT, Data, Run, option
 from .labelled import as_chat, written_tokens
-from .lines import read_objects
+from .lines import MOST_BYTES, each_object
+
+_CHAT = '{"messages": [{"role": ..., "content": text}, ...]} that ends with an answer'
 
 
 @dataclass(frozen=True)
@@ -217,22 +221,40 @@ def chat_texts(run: Run, file: Path, length: int) -> list[TrainingText]:
 
 
 def read_chats(lm: LLM, file: Path) -> list[tuple[list[int], list[int]]]:
+    """The chats of a `.jsonl` file, see `each_chat`."""
+    return list(each_chat(lm, file, MOST_BYTES))
+
+
+def check_chats(files: Iterable[Path]) -> None:
+    """Raise CorruptFile if a line of the `.jsonl` files among these is no chat that ends with an answer."""
+    for file in files:
+        if file.suffix == ".jsonl":
+            deque(each_object(file, _CHAT, as_chat), maxlen=0)
+
+
+def require_template(lm: LLM, file: Path) -> None:
+    """Raise SettingsError if a model has no chat template for the chats of a file."""
+    if lm.chat_template is None:
+        raise SettingsError(f"{lm.name} has no chat template, which the chats of {file} need: use a chat model")
+
+
+def each_chat(lm: LLM, file: Path, most: float = math.inf) -> Iterator[tuple[list[int], list[int]]]:
     """The prompt and the last answer of the chats of a `.jsonl` file, in tokens by the chat template.
 
     Args:
         lm: The model that reads them.
         file: Its lines are {"messages": [...]}, which end with an answer; other names are passed over.
+        most: Bytes that it may have.
 
     Raises:
         CorruptFile: A line is something else.
         PromptError: The chat template does not accept a chat.
         SettingsError: The model has no chat template.
     """
-    if lm.chat_template is None:
-        raise SettingsError(f"{lm.name} has no chat template, which the chats of {file} need: use a chat model")
+    require_template(lm, file)
 
     def read(entry: dict[str, Any]) -> tuple[list[int], list[int]] | None:
         chat = as_chat(entry)
         return None if chat is None else (lm.encode(chat.prompt), written_tokens(lm, chat))
 
-    return read_objects(file, '{"messages": [{"role": ..., "content": text}, ...]} that ends with an answer', read)
+    return each_object(file, _CHAT, read, most)

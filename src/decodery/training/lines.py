@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from decodery.core.errors import CorruptFile, PromptError, SettingsError
 
-_MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 28
+"""Of a file that is held as a whole."""
 Item = TypeVar("Item")
 
 
@@ -27,8 +29,11 @@ def read_lines(path: Path) -> list[str]:
         raise PromptError(f"{path} is not UTF-8 text ({error.reason}): convert it first") from error
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
+def read_json_lines(path: Path, most: float = MOST_BYTES) -> Iterator[tuple[int, Any]]:
     """The values of a JSON Lines file, each with its line's number from 1.
+
+    Args:
+        most: Bytes that it may have.
 
     Yields:
         The number and the value, None for a line that is not JSON.
@@ -36,36 +41,42 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     Raises:
         CorruptFile: For a file without lines.
     """
-    lines = _lines(path)
-    if not lines:
-        raise CorruptFile(f"{path} is empty: give one JSON object a line")
-    for number, line in lines:
+    number = 0
+    for number, line in _lines(path, most):
         try:
             yield number, json.loads(line)
         except (ValueError, RecursionError):
             yield number, None
+    if not number:
+        raise CorruptFile(f"{path} is empty: give one JSON object a line")
 
 
 def read_objects(path: Path, form: str, read: Callable[[dict[str, Any]], Item | None]) -> list[Item]:
-    """What the objects of a JSON Lines file hold.
+    """What the objects of a JSON Lines file hold, see `each_object`."""
+    return list(each_object(path, form, read, MOST_BYTES))
+
+
+def each_object(
+    path: Path, form: str, read: Callable[[dict[str, Any]], Item | None], most: float = math.inf
+) -> Iterator[Item]:
+    """What the objects of a JSON Lines file hold, one after another.
 
     Args:
         read: Reads an object; None where it has another form. "group" is the line where an object has none.
+        most: Bytes that the file may have.
 
     Raises:
         CorruptFile: A line is something else.
         PromptError: As `read` does, with the line.
     """
-    found = []
-    for number, entry in read_json_lines(path):
+    for number, entry in read_json_lines(path, most):
         try:
             item = read({"group": f"line {number}", **entry}) if isinstance(entry, dict) else None
         except PromptError as error:
             raise PromptError(f"line {number} of {path}: {error}") from error
         if item is None:
             raise CorruptFile(f"line {number} of {path} is not {form}")
-        found.append(item)
-    return found
+        yield item
 
 
 def read_texts(path: Path, *names: str) -> list[tuple[str, ...]]:
@@ -92,9 +103,12 @@ def read_labelled(path: Path, text: str, label: str) -> list[tuple[str, bool, st
     return read_objects(path, f'{{"{text}": text, "{label}": true or false, "group": text}}', read)
 
 
-def _lines(path: Path) -> list[tuple[int, bytes]]:
-    if path.stat().st_size > _MOST_BYTES:
-        raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give fewer lines")
-    # Nothing but a line feed ends a line: texts in JSON may hold other separators.
-    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
-    return [(number, line.rstrip(b"\r")) for number, line in enumerate(lines, start=1) if line.strip()]
+def _lines(path: Path, most: float = MOST_BYTES) -> Iterator[tuple[int, bytes]]:
+    if path.stat().st_size > most:
+        raise SettingsError(f"{path} is larger than {MOST_BYTES >> 20} MiB: give fewer lines")
+    with path.open("rb") as file:
+        # Nothing but a line feed ends a line: texts in JSON may hold other separators.
+        for number, line in enumerate(file, start=1):
+            text = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).rstrip(b"\r\n")
+            if text.strip():
+                yield number, text

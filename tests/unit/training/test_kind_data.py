@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from decodery.training.corpus import Corpus
 from decodery.training.data import write_texts
 from decodery.training.datastore import Documents
 from decodery.training.kind import KINDS, Run
-from decodery.training.kind_data import CutFiles, OwnTexts, TextFiles, cut_texts
+from decodery.training.kind_data import CutFiles, OwnTexts, TextFiles, cut_texts, each_chat, read_chats
+from decodery.training.lines import MOST_BYTES
 from serving import tiny_lm
 
 
@@ -84,6 +86,28 @@ def test_chats_of_a_datastore_are_documents_by_the_chat_template(tmp_path: Path)
     assert figures == {"tokens": sum(map(len, wanted)) + 2 + 3}
     with pytest.raises(CorruptFile, match=r"line 1 of .* is not .* that ends with an answer"):
         learn(Run(loaded(lm), tmp_path / "no", (Documents((written(tmp_path / "text.jsonl", {"text": "tide"}),)),)))
+
+
+def test_chats_of_a_datastore_are_read_one_after_another(tmp_path: Path) -> None:
+    lm, large = tiny_lm(), written(tmp_path / "large.jsonl", chat("one?", "yes"), "")
+    # A hole makes it larger than what is held as a whole.
+    os.truncate(large, MOST_BYTES + 1)
+    prompt, answer = next(each_chat(lm, large))
+    assert prompt == lm.encode(chat("one?", "")["messages"][:1]) and answer[:-1] == lm.tokenizer.encode_after("yes")
+    with pytest.raises(SettingsError, match="larger than 256 MiB"):
+        read_chats(lm, large)
+
+
+def test_chats_that_cannot_be_indexed_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("tide")
+    asked = {"messages": [{"role": "user", "content": "one?"}]}
+    chats = written(tmp_path / "chats.jsonl", chat("one?", "yes"), asked)
+    given = Documents((tmp_path / "notes.txt", chats))
+    with pytest.raises(CorruptFile, match=f"line 2 of {chats} is not .* that ends with an answer"):
+        given.check()
+    with pytest.raises(SettingsError, match="no chat template"):
+        KINDS["datastore"].learn(Run(loaded(tiny_lm(None)), tmp_path / "out", (given,)))
+    assert not (tmp_path / "out.partial").exists()
 
 
 def test_what_is_no_chat_and_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
