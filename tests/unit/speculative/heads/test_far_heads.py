@@ -31,12 +31,17 @@ NUCLEUS = Sampler.from_settings(temperature=0.8, top_p=0.9)
 
 
 def shaken(name: str) -> TrainedDrafter:
-    """A drafter whose head has numbers of its own everywhere, so that each of its parts counts."""
+    """A drafter whose head has numbers of its own everywhere, zeros included, so that each of its parts counts.
+
+    Levels that all said the same would give paths of equal chances, whose order is one of rounding.
+    """
     drafter = DRAFTERS[name](TARGET)
     assert isinstance(drafter, TrainedDrafter) and drafter.trained is not None
     own = drafter.trained
     tensors = {
-        part: each * (1 + 0.1 * (each.double() * 37).sin().to(each)) if each.is_floating_point() else each
+        part: each + (0.02 * torch.arange(1, each.numel() + 1).double().sin()).view_as(each).to(each)
+        if each.is_floating_point()
+        else each
         for part, each in own.tensors.items()
     }
     return replace(drafter, head=TrainedHead(own.kind, tensors, own.settings))
