@@ -22,6 +22,7 @@ from decodery.engine.engine import Engine
 from decodery.engine.request import Request
 from decodery.llm.llm import LLM
 from decodery.models.loaders.load import LoadedModel
+from decodery.sampling import Sampler
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.stores.blending import Blending
 from decodery.speculative.stores.contexts import Contexts
@@ -267,7 +268,11 @@ def test_an_earlier_text_is_copied_where_it_agrees_for_longer(target: LoadedMode
 
 
 def test_a_head_is_asked_where_it_pays() -> None:
-    """One that costs nothing is asked about every text's end, one that costs a pass about none but now and then."""
+    """One that costs nothing is asked wherever n-grams are unsure, one that costs a pass hardly ever.
+
+    The text is drawn: n-grams know what follows in one that repeats itself.
+    """
+    sampler = Sampler.from_settings(temperature=1.0)
     model = tiny_transformer(0, num_layers=4)
     head = DRAFTERS["eagle-3"](model).trained
     asked = {}
@@ -276,13 +281,14 @@ def test_a_head_is_asked_where_it_pays() -> None:
         counts = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(advice_module, "_SHARE", share)
-            seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
-        while not seq.finished:
-            engine.step()
-            counts.append(seq.states[seq.request.drafter].advice.costs.idle == 0)
+            # What there is to read for an answer has a price of its own.
+            patch.setattr(advice_module, "_READ", share * advice_module._READ)
+            seq = engine.submit(Request([1, 2, 3], 40, sampler=sampler, drafter=Auto(warm=None, head=head)))
+            while not seq.finished:
+                engine.step()
+                counts.append(seq.states[seq.request.drafter].advice.costs.idle == 0)
         asked[share] = sum(counts) / len(counts)
-    # Even a free answer is not worth what there is to read where it has never helped.
-    assert asked[0.0] > 0.5 and asked[1.0] < 0.2
+    assert asked[0.0] > 0.4 and asked[1.0] < 0.1
 
 
 def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None:
@@ -371,7 +377,7 @@ def test_the_embedded_model_has_one_kind_of_head(smollm2_int8: LLM) -> None:
 def test_contexts_are_learned_on_the_command_line(
     target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(load_module, "load", lambda name: target)
+    monkeypatch.setattr(load_module, "load", lambda name, dtype: target)
     (tmp_path / "prompts").write_text("a\nb\n")
     command = ["train", "ngram-cache", "--out", str(tmp_path / "out"), "--prompts", str(tmp_path / "prompts")]
     with pytest.raises(SystemExit) as ended:
@@ -379,9 +385,7 @@ def test_contexts_are_learned_on_the_command_line(
     assert not ended.value.code
     path = tmp_path / "out" / "contexts.safetensors"
     told = capsys.readouterr()
-    assert (
-        f"--drafter auto:warm={path}" in told.out and "accuracy of the first prediction on held-out texts" in told.out
-    )
+    assert f"--drafter auto:warm={path}" in told.out and '"first": 0.' in told.out
     assert WarmContexts.load(path).facts["corpus"]["texts"] == 24
     with pytest.raises(SystemExit) as ended:
         main([*command, "--texts", "7"])
