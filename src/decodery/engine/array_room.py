@@ -8,7 +8,7 @@ import numpy as np
 
 from decodery.models.cache.account import resident
 from decodery.models.cache.open_rows import append
-from decodery.models.cache.page_pool import SLOTS
+from decodery.models.cache.page_pool import SLOTS, PagePool
 from decodery.models.step_arrays import StepArrays
 
 from .array_text import ArrayText
@@ -28,20 +28,23 @@ def make_room(steps: StepArrays, texts: Ordered[ArrayText], places: Ordered[int]
         ahead: Whether to take pages for many steps; under a limit they are taken when they are needed.
     """
     more = _AHEAD if ahead else 0
-    grown, counts, opened = list[int](), list[int](), list[tuple[int, int]]()
+    opened = list[tuple[int, int]]()
+    # A text that goes on with what another engine has read keeps that engine's pool.
+    grown: dict[PagePool, tuple[list[int], list[int]]] = {}
     for place, end in zip(places, steps.ends[places].tolist(), strict=True):
         text = texts[place]
         rows = text.room + (more and max(min(more, text.most - text.length - text.room), 0))
         if end >= 0 and (count := text.rows.missing(rows)):
-            grown.append(place)
+            those, counts = grown.setdefault(text.rows.pages.pool, ([], []))
+            those.append(place)
             counts.append(count)
         else:
             opened.append((place, rows))
     try:
-        if grown:
-            append([texts[place].rows for place in grown], counts)
-            steps.ends[grown] += SLOTS * np.array(counts)
-            for place, count in zip(grown, counts, strict=True):
+        for those, counts in grown.values():
+            append([texts[place].rows for place in those], counts)
+            steps.ends[those] += SLOTS * np.array(counts)
+            for place, count in zip(those, counts, strict=True):
                 text = texts[place]
                 text.held += count * text.page_bytes
                 if text.held > text.ledger.bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -223,3 +224,29 @@ def test_searches_begin_with_what_was_read(search: Search) -> None:
     # One of the branches reads what is missing, for all of them.
     rows = [sum(step.rows for step in seqs[0].trace.steps if step.prefill) for seqs in (alone, found)]
     assert rows[0] - rows[1] == 70
+
+
+def test_engines_with_different_limits_share_what_was_read() -> None:
+    """A text that goes on with what another engine has read takes pages of that engine's memory."""
+    size, prefixes = 4000 * EXACT.new_cache().slot_bytes, PrefixCache(1 << 30)
+    first, second = (Engine(EXACT, limits=Limits(cache_bytes=most), prefixes=prefixes) for most in (size, 2 * size))
+    start, others = LONG[:40], ([5] * 40, LONG[60:])
+    run(first, start, max_new_tokens=2)
+    seqs = [second.submit(Request(prompt, max_new_tokens=60)) for prompt in (others[0], [*start, 3], others[1])]
+    seqs += [first.submit(Request([number] * 41, max_new_tokens=60)) for number in (2, 4, 6)]
+    pools = set()
+    while any(not seq.finished for seq in seqs):
+        pools.add(len({id(run.task.cache.pages.pool) for run in second._arrays.runs}))
+        first.step()
+        second.step()
+    assert 2 in pools, "texts in two pools were never in one batch"
+    for seq in seqs:
+        (alone,) = decode(EXACT, [seq.tokens[: seq.request.prompt_length]], max_new_tokens=60)
+        assert seq.tokens == alone.tokens and seq.error is None
+    del seq, seqs
+    prefixes.clear()
+    gc.collect()
+    for engine in (first, second):
+        limit = engine._schedule.memory.limit
+        assert limit is not None
+        assert limit.used == 0 and all((pool.holders >= 0).all() for pool in limit.pools.values())

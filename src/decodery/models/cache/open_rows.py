@@ -133,7 +133,7 @@ def append(every: Sequence[OpenRows], counts: Sequence[int]) -> None:
     Where there is no memory nothing changes.
 
     Args:
-        every: The rows of texts of one model.
+        every: The rows of texts of one model, in one pool.
         counts: [texts] what is `missing`.
     """
     pages.append([rows.pages for rows in every], counts)

@@ -254,7 +254,9 @@ def append(texts: Sequence[PageTable], counts: Sequence[int]) -> None:
         counts: [texts] pages of one layer and head.
     """
     layers, kv_heads, _ = texts[0].whole_table.shape
-    pages, end = texts[0].pool.take(layers * kv_heads * sum(counts)), 0
+    pool = texts[0].pool
+    assert all(text.pool is pool for text in texts), "a page's number says nothing in another pool"
+    pages, end = pool.take(layers * kv_heads * sum(counts)), 0
     for text, count in zip(texts, counts, strict=True):
         first, begin, end = text._columns, end, end + layers * kv_heads * count
         text._room[:, :, first : first + count] = pages[begin:end].reshape(layers, kv_heads, count)
