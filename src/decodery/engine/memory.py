@@ -232,8 +232,13 @@ class MemoryBudget:
 
     def _more(self, seq: Sequence, tokens: int) -> int:
         """Bytes that a text and its drafter take until it has so many tokens."""
-        drafter = seq.request.drafter
-        return self._own_more(seq, tokens) + (0 if drafter is None else drafter.more_for(seq, tokens))
+        own, drafter = self._own_more(seq, tokens), seq.request.drafter
+        try:
+            return own if drafter is None else own + drafter.more_for(seq, tokens)
+        except Exception as error:
+            # A drafter that breaks ends its own text, wherever memory is counted.
+            seq.fail(error)
+            return own
 
     def _own_more(self, seq: Sequence, tokens: int) -> int:
         rows = 1 + seq.request.most_drafted

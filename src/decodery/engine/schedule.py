@@ -178,9 +178,11 @@ class Schedule:
             freed = [_guarded(each, partial(_freed, each)) for each in self._waiting]
             if not (self._made_room or any(freed) or self.memory.collect()):
                 # It begins its turn anew then.
-                return _without_drafts(run)
-        if not withdraw(run):
+                return _guarded(run, partial(_without_drafts, run))
+        if not _guarded(run, partial(withdraw, run)):
             return False
+        if run.task.finished:
+            return True
         if isinstance(run.task, Sequence) and _holds(run):
             # What cannot be read again has its turn once others have made room for it.
             run.stalled = True
@@ -347,10 +349,10 @@ class Schedule:
             greedy = self.memory.greediest(self.runs) if owner is None else owner
             own = [run for run in self.runs if run.owner == greedy]
             if owner is not None and len(own) == 1:
-                if _without_drafts(own[0]):
-                    continue
-                own[0].task.fail(self.memory.refusal(own[0], self.memory.held(own)))
-                self.leave()
+                if not _guarded(own[0], partial(_without_drafts, own[0])):
+                    own[0].task.fail(self.memory.refusal(own[0], self.memory.held(own)))
+                if own[0].task.finished:
+                    self.leave()
                 continue
             # One task goes on in any case, the earliest.
             those = own[::-1] if len(own) < len(self.runs) and owner is None else own[:0:-1]

@@ -13,16 +13,20 @@ import pytest
 from decodery.core.errors import OutOfMemory
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
+from decodery.engine.schedule import Limits
 from decodery.models.batch import Segment
 from decodery.models.cache.cache import KVCache
+from decodery.speculative.drafters.pearl import Pearl
+from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.draft_length_policy import Budget
 from decodery.step.draft_tree import DraftTree
 from decodery.step.drafter import Drafter, VerificationFeedback
 from decodery.step.forward_request import ForwardCoroutine, as_coroutine, run_sync, score
 from decodery.step.sequence import Sequence
-from decodery.testing import Garbage, decode, tiny_transformer
+from decodery.testing import Garbage, decode, tiny_transformer, to_int8
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
+EXACT = to_int8(MODEL)
 PROMPTS = [[1 + number, 2, 3, 5 + number % 7] for number in range(16)]
 
 
@@ -126,3 +130,78 @@ def test_a_search_that_breaks_ends_alone() -> None:
         engine.run([seq, job])
     assert seq.position == 9
     assert run_sync(as_coroutine(5)) == 5
+
+
+@pytest.mark.parametrize("kind", [Garbage, PromptLookup])
+@pytest.mark.parametrize("number", range(6))
+def test_a_drafter_that_cannot_say_what_memory_it_takes_ends_its_own_text_at_once(
+    kind: type[Drafter], number: int
+) -> None:
+    """Whoever asks: to let a text in, to begin a step, or to gather texts in arrays."""
+    lengths = list[int]()
+
+    class Unsure(kind):  # type: ignore[misc, valid-type]
+        def more_for(self, seq: Sequence, tokens: int) -> int:
+            lengths.append(len(seq.tokens))
+            if len(lengths) > number:
+                raise RuntimeError("broken on purpose")
+            return 0
+
+    engine = Engine(EXACT, limits=Limits(cache_bytes=1 << 20))
+    broken = engine.submit(Request(PROMPTS[0], drafter=Unsure(), max_new_tokens=12))
+    others = [engine.submit(Request(prompt, drafter=kind(), max_new_tokens=40)) for prompt in PROMPTS[1:3]]
+    engine.run(others)
+    assert [seq.generated for seq in others] == [
+        each.generated for each in decode(EXACT, PROMPTS[1:3], max_new_tokens=40)
+    ]
+    if len(lengths) > number:
+        assert "on purpose" in str(broken.error) and len(broken.tokens) == lengths[number]
+    else:
+        assert broken.error is None and number > 2
+    assert not engine.running
+
+
+@pytest.mark.parametrize("part", ["forget", "drops_models"])
+def test_a_drafter_that_cannot_do_without_memory_ends_its_own_text(part: str) -> None:
+    """An owner's only text that takes too much goes on without drafts, unless its drafter breaks."""
+
+    class Greedy(Garbage):
+        def more_for(self, seq: Sequence, tokens: int) -> int:
+            return 1 << 30
+
+        def forget(self, seq: Sequence) -> None:
+            self.breaks("forget")
+
+        def drops_models(self, seq: Sequence) -> bool:
+            self.breaks("drops_models")
+            return False
+
+        def breaks(self, where: str) -> None:
+            if where == part:
+                raise RuntimeError("broken on purpose")
+
+    engine = Engine(MODEL, limits=Limits(cache_bytes=1 << 20, owner_part=0.5))
+    requests = [Request(prompt, max_new_tokens=12) for prompt in PROMPTS[:3]]
+    requests[0].drafter, requests[0].cache_namespace = Greedy(), "one"
+    broken, *others = [engine.submit(request) for request in requests]
+    engine.run(others)
+    assert "on purpose" in str(broken.error)
+    assert_plain(others, 12, first=1)
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_drafter_that_breaks_when_a_pass_finds_no_memory_ends_its_own_text(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    class Broken(Pearl):
+        def forget(self, seq: Sequence) -> None:
+            raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(Pearl, "more_for", Drafter.more_for)
+    engine = Engine(MODEL, limits=Limits(cache_bytes=(60 + 10 * others) * MODEL.new_cache().slot_bytes))
+    broken = engine.submit(Request(PROMPTS[0] * 8, drafter=Broken(SMALL), max_new_tokens=40))
+    texts = [engine.submit(Request(prompt, max_new_tokens=12)) for prompt in PROMPTS[1 : 1 + others]]
+    while not (broken.finished and all(text.finished for text in texts)):
+        engine.step()
+    assert "on purpose" in str(broken.error)
+    assert_plain(texts, 12, first=1) if texts else None
