@@ -41,6 +41,11 @@ class Composite(Drafter):
     def more_for(self, seq: Sequence, tokens: int) -> int:
         return sum(part.more_for(seq, tokens) for part in self.parts)
 
+    def drops_models(self, seq: Sequence) -> bool:
+        # Each drops its own.
+        dropped = [part.drops_models(seq) for part in self.parts]
+        return any(dropped)
+
     def held_rows(self, nodes: int) -> int:
         # Expanding a node takes its logits, copies of them in order and warped, and log-probabilities.
         grown = 4 * (nodes + 1)

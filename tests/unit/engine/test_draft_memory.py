@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 
 import numpy as np
 import pytest
 
 from decodery.engine.engine import Engine
 from decodery.engine.request import Request
-from decodery.engine.schedule import Limits, Schedule
+from decodery.engine.schedule import Limits, Schedule, _without_drafts
 from decodery.engine.task import SchedulerEntry
+from decodery.sampling.constraint import Constrained, Constraint
+from decodery.sampling.sampler import Sampler
+from decodery.sampling.temperature import Temperature
 from decodery.speculative.drafters.advice import Advice
 from decodery.speculative.drafters.auto import Auto
 from decodery.speculative.drafters.combine import cascade
 from decodery.speculative.drafters.draft_model import DraftModel
 from decodery.speculative.drafters.following import Following
+from decodery.speculative.drafters.forced import Forced
 from decodery.speculative.drafters.pearl import Pearl
 from decodery.speculative.drafters.prompt_lookup import PromptLookup
 from decodery.step.drafter import Drafter
@@ -119,3 +124,38 @@ def test_a_text_goes_on_without_models_that_there_is_no_memory_for(name: str, mo
     else:
         assert len(found) == 1 and ("a second model" in found[0]) == (name == "auto")
         assert isinstance(tight.request.drafter, Auto) == (name == "auto")
+
+
+class Everything(Constraint):
+    """Allows all tokens."""
+
+    def init(self, prompt: Ordered[int]) -> None:
+        pass
+
+    def allowed(self, state: None) -> np.ndarray:
+        return np.ones(64, dtype=bool)
+
+    def advance(self, state: None, token: int) -> None:
+        pass
+
+    def is_complete(self, state: None) -> bool:
+        return True
+
+
+def test_a_constrained_text_keeps_the_drafts_that_need_no_second_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Advice, "choose", lambda advice, seq, hoped: True)
+    monkeypatch.setattr(Advice, "pays", lambda advice, node, hoped: True)
+    monkeypatch.setattr(Advice, "silence", lambda advice, seq: 0)
+    engine = Engine(MODEL, pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
+    prompt = np.random.default_rng(5).integers(0, 64, 80).tolist()
+    sampler = Sampler([Constrained(Everything()), Temperature(0.0)])
+    text = engine.submit(Request(prompt, max_new_tokens=40, drafter=Auto(warm=None, model=SMALL), sampler=sampler))
+    while not (asked := text.trace.ledger.passes.get("draft", 0)) and not text.finished:
+        engine.step()
+    assert asked and not text.finished
+    assert _without_drafts(engine._schedule.runs[0])
+    assert isinstance(text.request.drafter, Forced) and "a second model" in text.trace.notes[-1]
+    engine.run([text])
+    assert text.trace.ledger.passes["draft"] == asked
+    assert text.generated == decode(MODEL, [prompt], max_new_tokens=40)[0].generated
+    assert not text.request.drafter.drops_models(text), "there is none left"
