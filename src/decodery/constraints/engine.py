@@ -161,8 +161,7 @@ class GrammarConstraint(Constraint):
         return state.matcher
 
     def advance(self, state: GrammarState, token: int) -> GrammarState:
-        found = state.next.get(token)
-        if found is None:
+        if (found := state.next.get(token)) is None:
             found = state.next[token] = self._after(state, token)
         return found
 
@@ -196,8 +195,7 @@ class GrammarConstraint(Constraint):
         while path:
             path, token = path
             tokens.append(token)
-        effort = THOROUGH if thorough else QUICK
-        text = shortest(self._of_bytes, self.vocabulary.bytes_of(tokens[::-1]), effort)
+        text = shortest(self._of_bytes, self.vocabulary.bytes_of(tokens[::-1]), THOROUGH if thorough else QUICK)
         return None if text is None else self._written(state, text)
 
     def takes(self, state: GrammarState, tokens: Sequence[int]) -> bool:
@@ -238,12 +236,15 @@ class GrammarConstraint(Constraint):
 
     def permits(self, state: GrammarState, token: int) -> bool:
         if state.bits is not None or state.matcher is None or token in self.vocabulary.eos_ids:
-            return bool(self.allowed(state)[token])
+            return self._bit(state, token)
         return self._usable(state).validate_tokens([token]) == 1
+
+    def _bit(self, state: GrammarState, token: int) -> bool:
+        return bool(self.bits(state, self.vocabulary.size)[token // 32] >> token % 32 & 1)
 
     def accepts(self, state: GrammarState, token: int) -> bool:
         if state.bits is not None or state.matcher is None:
-            return bool(self.allowed(state)[token])
+            return self._bit(state, token)
         if token in self.vocabulary.eos_ids:
             return self.is_complete(state)
         if self._usable(state).validate_tokens([token]) != 1:
@@ -277,8 +278,7 @@ class _Wrapper:
 
 
 def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
-    found = _tokenizers.get(vocabulary)
-    if found is None:
+    if (found := _tokenizers.get(vocabulary)) is None:
         from llguidance import LLTokenizer
 
         wrapper: Any = _Wrapper(vocabulary)

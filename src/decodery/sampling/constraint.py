@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Constraint(Contract):
             ConstraintError: If this cannot be computed within the limits, or is for another vocabulary.
         """
         if self.idle(state):
-            return packed(np.ones(vocab_size, dtype=bool))
+            return _every(vocab_size)
         mask = self.allowed(state)
         require_size(len(mask), vocab_size)
         return packed(mask)
@@ -170,8 +171,16 @@ class Constraint(Contract):
 def packed(mask: np.ndarray) -> np.ndarray:
     """A mask [vocab] bool as `Constraint.bits`."""
     found = np.zeros((len(mask) + 31) // 32, dtype=np.int32)
-    whole = np.packbits(mask, bitorder="little")
+    whole = np.packbits(np.asarray(mask, dtype=bool), bitorder="little")
     found.view(np.uint8)[: len(whole)] = whole
+    return found
+
+
+@lru_cache(maxsize=8)
+def _every(vocab_size: int) -> np.ndarray:
+    """`Constraint.bits` where all tokens may come next."""
+    found = packed(np.ones(vocab_size, dtype=bool))
+    found.flags.writeable = False
     return found
 
 

@@ -121,7 +121,7 @@ class NativeProcessors:
                 tokens, amounts = zip(*processor.bias, strict=True)
                 struct.shape, struct.count = Shape.BIAS, len(tokens)
                 struct.ids, struct.biases = self._kept(tokens, np.int64), self._kept(amounts, np.float32)
-            elif isinstance(processor, Constrained):
+            elif type(processor) is Constrained:
                 struct.shape, self._masked = Shape.MASK, place
                 self.masks = NodeMasks(struct, processor.constraint, vocab_size)
             else:
@@ -176,7 +176,7 @@ def native_processors(sampler: Sampler, vocab_size: int) -> NativeProcessors | N
             continue
         if isinstance(processor, Banned):
             continue
-        if isinstance(processor, Constrained):
+        if type(processor) is Constrained:
             masks += 1
             # What a constraint asks is answered before the text's step, and after those that a draft has.
             if masks > 1 or processor.constraint.asks:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 
 from decodery.core.requirements import Requirements
 
 from .constraint import Constrained, Constraint
-from .logits_processor import Context
 from .sampler import Sampler
 
 
@@ -82,18 +79,13 @@ class _Timed(Constraint):
             return self._constraint.permits(state, token)
 
 
-@dataclass(frozen=True)
-class _TimedProcessor(Constrained):
-    clock: Clock
-
-    def process(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        with self.clock:
-            return super().process(logits, contexts)
-
-
 def timed(sampler: Sampler, clock: Clock) -> Sampler:
-    """The same sampler with a timed constraint; the clock covers computing and applying masks."""
+    """The same sampler with a timed constraint.
+
+    The clock covers what the constraint computes: states, masks and checks of drafted tokens. Kernels apply masks as a
+    part of sampling, so that applying them counts for it, with any processors.
+    """
     return Sampler(
-        _TimedProcessor(_Timed(processor.constraint, clock), clock) if isinstance(processor, Constrained) else processor
+        Constrained(_Timed(processor.constraint, clock)) if isinstance(processor, Constrained) else processor
         for processor in sampler.processors
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Ordered
 
 import numpy as np
 
+from decodery.core.errors import ConstraintError
 from decodery.models.step_arrays import StepArrays
 from decodery.models.torch_state import in_plain_state
 from decodery.sampling.constraint import Constraint, constrained
@@ -40,13 +41,13 @@ class ForcedBatch(DraftBatch):
 
     @in_plain_state
     def propose(self, steps: StepArrays, budget: JointBudget) -> int:
-        drafted = 0
+        self._guessed, drafted = {}, 0
         if self._drafts.rests and len(budget.texts) == self._shared:
             # Forced tokens are drafted in any case.
             self._drafts.rests -= 1
         else:
             drafted, self._shared = self._drafts.propose(steps, budget), len(budget.texts)
-        self.failed, self._drafts.failed, self._guessed = self._drafts.failed, {}, {}
+        self.failed, self._drafts.failed = self._drafts.failed, {}
         for place, seq, number, constraint in self._texts:
             most = min(budget.nodes, seq.request.max_draft_tokens, seq.remaining - 1)
             try:
@@ -105,7 +106,12 @@ def permitted(tree: DraftTree, constraint: Constraint, state: object) -> DraftTr
         if token == MASK_TOKEN:
             # Nothing is written there, so that nothing is forbidden.
             keep[node] = parent == 0 or keep[parent]
-        elif parent in states and constraint.permits(states[parent], token):
-            states[node] = constraint.advance(states[parent], token)
-            keep[node] = True
+        elif parent in states:
+            try:
+                keep[node] = constraint.permits(states[parent], token)
+            except ConstraintError:
+                # The text may never come to what is guessed.
+                continue
+            if keep[node]:
+                states[node] = constraint.advance(states[parent], token)
     return tree if keep[1:].all() else tree.prune(keep)
