@@ -51,7 +51,7 @@ KINDS = {
     "acceptance": f"{OWN} --draft smollm2-draft --epochs 1",
     "codebook": "{text} --length 64 --texts 30 --codes 64 --steps 20 --seeds 3",
     "autoencoder": "{text} --length 64 --texts 60 --features 512 --k 16 --steps 200 --site resid_post.15",
-    "sae": "--count 60 --max-new-tokens 4 --steps 100 --features 64",
+    "sae": "--count 120 --max-new-tokens 4 --steps 100 --features 64",
     "probe": "--rows prompt --count 240 --max-new-tokens 12 --site resid_post.20",
     "los": "--count 240 --max-new-tokens 12",
     "sequential": "--count 240 --site resid_post.20",
