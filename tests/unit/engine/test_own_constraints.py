@@ -74,9 +74,19 @@ class Failing(Own):
         return only(41 + len(state), 120) if len(state) < 3 else super().allowed(state)
 
 
+class FailingAhead(Failing):
+    """The same, and says so when it is told of the token."""
+
+    def advance(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        if token == 99:
+            raise ConstraintError("too complex")
+        return super().advance(state, token)
+
+
+@pytest.mark.parametrize("kind", [Failing, FailingAhead])
 @pytest.mark.parametrize("count", [1, 2])
-def test_where_a_constraint_fails_after_a_guess_the_text_goes_on(count: int) -> None:
-    sampler = Sampler([Constrained(Failing())])
+def test_where_a_constraint_fails_after_a_guess_the_text_goes_on(count: int, kind: type[Failing]) -> None:
+    sampler = Sampler([Constrained(kind())])
     plain, drafted = (texts(sampler, count, drafter) for drafter in (None, PromptLookup(max_ngram=1)))
     assert [(seq.tokens, seq.error) for seq in drafted] == [(seq.tokens, None) for seq in plain]
     assert all(step.nodes for step in drafted[0].trace.steps[1:2]), "nothing was guessed"

@@ -108,10 +108,10 @@ def permitted(tree: DraftTree, constraint: Constraint, state: object) -> DraftTr
             keep[node] = parent == 0 or keep[parent]
         elif parent in states:
             try:
-                keep[node] = constraint.permits(states[parent], token)
+                if constraint.permits(states[parent], token):
+                    states[node] = constraint.advance(states[parent], token)
+                    keep[node] = True
             except ConstraintError:
                 # The text may never come to what is guessed.
                 continue
-            if keep[node]:
-                states[node] = constraint.advance(states[parent], token)
     return tree if keep[1:].all() else tree.prune(keep)
