@@ -29,6 +29,7 @@ from .array_room import make_room
 from .array_text import ArrayText, ProcessorsOf, as_left, in_arrays, is_open
 from .device_steps import DeviceSteps
 from .draft_budgets import DraftBudgets
+from .drafting_together import asks
 from .monitoring import banned_ahead
 from .schedule import Schedule
 from .task import SchedulerEntry, Task
@@ -170,7 +171,7 @@ class ArrayBatch:
             # What it held is not kept for it.
             self._known.pop(id(seq), None)
             return None
-        if (seq.request.drafter is not None and seq.request.drafter.asks(seq)) or banned_ahead(seq):
+        if asks(seq) or banned_ahead(seq):
             # Perhaps in this step alone.
             return None
         if (known := self._known.get(id(seq))) is not None and known.run is run and known.request is seq.request:

@@ -51,6 +51,16 @@ def _drafter(seq: Sequence) -> Drafter | None:
     request = seq.request
     if request.drafter is None or request.draft_length is not None or request.drafter.together is None:
         return None
-    if seq.remaining <= 1 or writes(request.model) or reads(seq) or request.drafter.asks(seq):
+    if seq.remaining <= 1 or writes(request.model) or reads(seq) or asks(seq):
         return None
     return request.drafter
+
+
+def asks(seq: Sequence) -> bool:
+    """Whether a text's drafter asks for something before its next draft; one that breaks ends its own text."""
+    drafter = seq.request.drafter
+    try:
+        return drafter is not None and drafter.asks(seq)
+    except Exception as error:
+        seq.fail(error)
+        return True

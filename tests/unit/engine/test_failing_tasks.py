@@ -161,6 +161,26 @@ def test_a_drafter_that_cannot_say_what_memory_it_takes_ends_its_own_text_at_onc
     assert not engine.running
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_drafter_that_cannot_say_whether_it_asks_ends_its_own_text(number: int) -> None:
+    """Where texts are gathered in arrays, and where drafters propose for several texts."""
+    asked = list[int]()
+
+    class Unsure(PromptLookup):
+        def asks(self, seq: Sequence) -> bool:
+            asked.append(len(seq.tokens))
+            if len(asked) > number:
+                raise RuntimeError("broken on purpose")
+            return True
+
+    engine = Engine(EXACT)
+    broken = engine.submit(Request(PROMPTS[0], drafter=Unsure(), max_new_tokens=12))
+    other = engine.submit(Request(PROMPTS[1], max_new_tokens=40))
+    engine.run([other])
+    assert "on purpose" in str(broken.error) and len(broken.tokens) == asked[number]
+    assert other.generated == decode(EXACT, PROMPTS[1:2], max_new_tokens=40)[0].generated
+
+
 @pytest.mark.parametrize("part", ["forget", "drops_models"])
 def test_a_drafter_that_cannot_do_without_memory_ends_its_own_text(part: str) -> None:
     """An owner's only text that takes too much goes on without drafts, unless its drafter breaks."""
