@@ -57,7 +57,7 @@ def _drafter(seq: Sequence) -> Drafter | None:
 
 
 def asks(seq: Sequence) -> bool:
-    """Whether a text's drafter asks for something before its next draft; one that breaks ends its own text."""
+    """Whether a text's next draft needs more than arrays have; a drafter that breaks ends its own text."""
     drafter = seq.request.drafter
     try:
         return drafter is not None and drafter.asks(seq)
